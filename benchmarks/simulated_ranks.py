@@ -62,8 +62,8 @@ def main(argv: Sequence[str]) -> None:
             board.log("claims").write(claim)
     number = 1
     while True:
-        while not board.has(f"order/{number}"):
-            time.sleep(0.02)
+        while not board.wait(f"order/{number}", 60.0):
+            continue
         order = board.get(f"order/{number}", RankOrder)
         if order.status is not None:
             for rank in made:

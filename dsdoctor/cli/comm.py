@@ -28,6 +28,7 @@ from dsdoctor.comm.results import PhaseResult, Report
 from dsdoctor.comm.text import phase_line, report_lines
 from dsdoctor.core.errors import UsageError
 from dsdoctor.core.files import check_folder
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.options import flag, option
 from dsdoctor.core.processes import age
@@ -172,11 +173,21 @@ class Window:
         self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
+        self._told: set[str] = set()
 
     def phase(self, result: PhaseResult) -> None:
         """A phase has ended."""
         if self.shown:
             show(self._talk, [phase_line(result)])
+        self.found(result.findings)
+
+    def found(self, findings: tuple[Finding, ...]) -> None:
+        """What is known before the end, each once, without what is only to be known."""
+        fresh = [one for one in findings if one.severity is not Severity.NOTE and one.title not in self._told]
+        self._told |= {one.title for one in fresh}
+        if self.shown:
+            marks = {Severity.ERROR: "✗", Severity.WARNING: "!"}
+            show(self._talk, [f"  {marks[one.severity]} {one.title}  [{one.rule}]" for one in fresh])
 
     def progress(self, at: str) -> None:
         """What the test has been in for a while."""
@@ -206,6 +217,7 @@ def _as_rank(rank: Rank, settings: CommSettings, window: Window, began: float) -
     """Play one rank's part; a rank that met nobody says so itself."""
     screen = Screen(
         phase=window.phase,
+        found=window.found,
         progress=window.progress,
         report=window.report,
         broken_off=lambda at: window.broken_off(rank, at),

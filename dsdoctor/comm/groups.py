@@ -121,11 +121,11 @@ def play(parts: Sequence[Part], run: Run, judge: Judge = tuple) -> Outcome:
         if not tried(what, groups):
             return Outcome(trials=tuple(trials))
     for size in _sizes(len(left)):
-        good = Outcome(trials=tuple(trials)).good
-        groups = _cut([part for part in left if part in good], size)
-        if not tried(f"groups of {size}", groups) or not groups:
+        good = [part for part in left if part in Outcome(trials=tuple(trials)).good]
+        of_size = [good[start : start + size] for start in range(0, len(good) - size + 1, size)]
+        if not tried(f"groups of {size}", of_size) or not of_size:
             break
-        if trials[-1].failed and (not tried(f"groups of {size}, again", groups) or trials[-1].failed):
+        if trials[-1].failed and (not tried(f"groups of {size}, again", of_size) or trials[-1].failed):
             break
     return Outcome(trials=tuple(trials))
 
@@ -134,7 +134,10 @@ def _pairings(parts: Sequence[Part], trials: list[Trial]) -> Iterator[tuple[str,
     """Pairs of all, again where none was well; then those that are not decided, each with one that is well."""
     for turn in range(min(max(len(parts).bit_length(), MIN_PAIRS), len(parts) - 1 + len(parts) % 2)):
         yield "in pairs", tuple((parts[first], parts[second]) for first, second in one_round(len(parts), turn))
-        if Outcome(trials=tuple(trials)).good and _pairs_of(trials) >= MIN_PAIRS:
+        if (
+            Outcome(trials=tuple(trials)).good
+            and sum(len(group) == 2 for trial in trials for group in trial.groups) >= MIN_PAIRS
+        ):
             break
     for _ in range(MAX_WAVES):
         outcome = Outcome(trials=tuple(trials))
@@ -164,10 +167,6 @@ def _apart(pairs: Sequence[tuple[Part, ...]]) -> Iterator[tuple[Part, ...]]:
             yield pair
 
 
-def _pairs_of(trials: Sequence[Trial]) -> int:
-    return sum(len(group) == 2 for trial in trials for group in trial.groups)
-
-
 def _matched(
     open_: Sequence[Part], good: list[Part], failed_with: dict[Part, set[Part]]
 ) -> Iterator[tuple[Part, Part]]:
@@ -189,10 +188,6 @@ def _sizes(count: int) -> Iterator[int]:
     while size < count:
         yield size
         size *= 2
-
-
-def _cut(parts: Sequence[Part], size: int) -> Groups:
-    return tuple(tuple(parts[start : start + size]) for start in range(0, len(parts) - size + 1, size))
 
 
 # How long the same exchange took in each group of nodes -> which groups are slow, and which node or path that shows. Pure.
@@ -289,7 +284,12 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
             for trial in seen.outcome.trials
             if (part,) in trial.failed and (part,) in trial.figures
         ]
-        lines = [f"with {_other(seen, group, part)}: {rate / 1e6:.3g} MB/s" for group, rate in mine.items()]
+        lines = [
+            f"with {seen.named(one)}: {rate / 1e6:.3g} MB/s"
+            for group, rate in mine.items()
+            for one in group
+            if one != part
+        ]
         far = None if own else seen.far(part)
         yield book.finding(
             "node-is-slow",
@@ -302,10 +302,6 @@ def node_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:
             trip=f"{far[0] * 1e3:.3g}" if far else None,
             other_trip=f"{far[1] * 1e3:.3g}" if far else None,
         )
-
-
-def _other(seen: NodeSpeeds, group: tuple[Part, ...], part: Part) -> str:
-    return next(seen.named(one) for one in group if one != part)
 
 
 def node_path_is_slow(seen: NodeSpeeds) -> Iterator[Finding]:

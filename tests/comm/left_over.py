@@ -16,9 +16,14 @@ def hears(pid: int, number: signal.Signals) -> bool:
 
 
 def acts(pid: int) -> bool:
-    """Whether the process of a rank that acts, which is a child of the one that was started, has begun to load torch."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return any("libtorch" in Path(f"/proc/{child}/maps").read_text() for child in children)
+    """Whether the process that imports torch, a child of the rank's control process, which is one of ``pid``, has begun to."""
+    importers = [importer for child in children(pid) for importer in children(child)]
+    return any("libtorch" in Path(f"/proc/{importer}/maps").read_text() for importer in importers)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def left_over(marker: str) -> list[str]:

@@ -39,6 +39,10 @@ class Memory:
         self.requests += 1
         return [self.kept[key] for key in keys]
 
+    def wait(self, key: str, seconds: float) -> bool:
+        self.requests += 1
+        return key in self.kept
+
 
 def test_a_log_gives_each_message_once_in_the_order_of_writing() -> None:
     board = MessageBoard(Memory(), "t")

@@ -2,8 +2,8 @@
 
 import random
 
-from dsdoctor.comm.control.member import Limits, what_else, why_ended
 from dsdoctor.comm.control.supervisor import Lost, control_lost
+from dsdoctor.comm.local.limits import Limits, what_else, why_ended
 from dsdoctor.core.cgroups import Cgroups
 from tests.comm.made_claims import rank as made_rank
 from tests.each import each

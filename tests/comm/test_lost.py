@@ -2,15 +2,13 @@
 
 from dsdoctor.comm.control import supervisor
 from dsdoctor.comm.control.supervisor import Lost
-from dsdoctor.comm.mesh.mesh import ConnectResult
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import rank
 
 
 def told(number: int, outcome: ConnectOutcome | None, **more: object) -> list[tuple[str, str]]:
-    master = ConnectResult(outcome=outcome) if outcome else None
     said = {"died": None, "seconds": 21.0, "host": "nodeb", "at": "tcp mesh", "log": "/out/rank-00001.log", **more}
-    lost = Lost(rank=rank(number), master=master, **said)  # type: ignore[arg-type]
+    lost = Lost(rank=rank(number), master=outcome, **said)  # type: ignore[arg-type]
     return [(finding.rule, finding.title) for check in supervisor.CHECKS for finding in check(lost)]
 
 

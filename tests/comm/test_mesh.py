@@ -17,7 +17,6 @@ from dsdoctor.comm.mesh.mesh import (
     LARGE,
     MAGIC,
     MeshListener,
-    ask_listener,
     peers,
     reach,
     reach_all,
@@ -79,25 +78,6 @@ def test_a_port_that_answers_as_another_rank_is_a_stranger() -> None:
         reach(claim(0), claim(1, address="127.0.0.1", port=other.port), "t", size=0, timeout=2).outcome
         is ConnectOutcome.STRANGER
     )
-
-
-def talk(server: socket.socket) -> None:
-    caller, _ = server.accept()
-    with caller:
-        caller.sendall(b"SSH-2.0-x\r\n")
-
-
-def test_a_closed_port_refuses_and_a_listener_that_talks_first_is_quoted() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        server.settimeout(2)
-        talker = threading.Thread(target=talk, args=(server,), daemon=True)
-        talker.start()
-        heard = ask_listener("127.0.0.1", port, listen=2)
-        talker.join()
-
-    assert (heard.outcome, heard.banner) == (ConnectOutcome.STRANGER, "SSH-2.0-x")
-    assert ask_listener("127.0.0.1", port).outcome is ConnectOutcome.REFUSED
 
 
 def test_a_caller_who_knows_no_token_gets_nothing_and_cannot_send_much() -> None:

@@ -2,7 +2,7 @@
 
 from dsdoctor.comm.mesh.mesh import connect, sent_from
 from dsdoctor.comm.rendezvous.checks import addresses_of
-from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, open_board, open_served
 from dsdoctor.comm.results import ConnectOutcome
 from tests.comm.made_claims import rank
 from tests.each import each
@@ -21,7 +21,8 @@ def test_a_name_that_cannot_be_asked_for_is_not_found(name: str) -> None:
 @each("name", ODD)
 @each("number", (0, 1))
 def test_a_test_with_such_a_master_ends_in_words(name: str, number: int) -> None:
-    found = open_board(rank(number, world=2, master=name, port=29500), Wait(seconds=0.1))
+    me = rank(number, world=2, master=name, port=29500)
+    found = open_board(me, 0.1, open_served(me) if number == 0 else None)
 
     assert isinstance(found, StoreUnreachable)
     assert found.outcome is ConnectOutcome.NO_NAME

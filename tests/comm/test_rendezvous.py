@@ -6,13 +6,15 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from dsdoctor.comm.models import Claim, Rank
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
 from dsdoctor.comm.rendezvous.checks import Absent, Arrivals
-from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, ports, send_notice
-from dsdoctor.comm.rendezvous.store import StoreUnreachable
+from dsdoctor.comm.rendezvous.notices import NOTICES, Notice, Notices, send_notice
+from dsdoctor.comm.rendezvous.store import StoreUnreachable, open_served
+from dsdoctor.comm.rendezvous.tcp_store import StoreClient
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.finding import Finding
 from dsdoctor.core.processes import fork
@@ -64,82 +66,71 @@ def test_a_rank_that_said_why_it_cannot_come_is_not_called_missing() -> None:
     ]
 
 
-def test_a_notice_is_heard_of_this_run_only_and_nothing_else_ends_the_listener() -> None:
+Connect = Callable[[int], StoreClient]
+
+
+def hearing(connected: Connect, run: str = "0") -> tuple[Rank, Notices]:
+    """Rank 0 that serves its store, and what it hears there."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        here = rank(master="127.0.0.1", port=free.getsockname()[1], run="7", world=4)
-    listener = NoticeListener(here)
-    for junk in (
-        b"",
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"{" * 9000,
-        b'{"run":"7","rank":-1,"host":"x","why":"y"}\n',
-        b"\xff\n",
-        b'{"run":"\xff"}\n',
-        b'{"x":' + b"[" * 4000,
-    ):
-        with socket.create_connection(("127.0.0.1", ports(here.port)[0])) as stranger:
-            stranger.sendall(junk)
-
-    with socket.create_connection(("127.0.0.1", ports(here.port)[0])) as slow:
-        slow.sendall(b'{"run":')
-        began = time.monotonic()
-        assert told(here, 1, "nodeb", "no room", seconds=40.0)
-        assert time.monotonic() - began < 40
-    assert not told(replace(here, run="8"), 2, "nodec", "another run", seconds=0.1)
-    assert told(here, 2, "nodec", "no torch", seconds=1.0)
-    assert {number: notice.why for number, notice in listener.heard.items()} == {1: "no room", 2: "no torch"}
+        here = rank(master="127.0.0.1", port=free.getsockname()[1], run=run, world=4)
+    open_served(here).server.serve()
+    return here, Notices(here, [connected(here.port)])
 
 
-def test_callers_who_say_nothing_keep_no_notice_waiting() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        here = rank(master="127.0.0.1", port=free.getsockname()[1], run="7", world=4)
-    listener = NoticeListener(here)
-    idle = [socket.create_connection(("127.0.0.1", ports(here.port)[0])) for _ in range(100)]
-    began = time.monotonic()
+def test_a_notice_is_heard_of_this_run_only_and_no_other_text_ends_the_reader(connected: Connect) -> None:
+    here, notices = hearing(connected, "7")
+    store = connected(here.port)
+    for junk in (b"", b"{" * 9000, b'{"run":"7","rank":-1,"host":"x","why":"y"}', b"\xff", b'{"x":' + b"[" * 4000):
+        store.set(f"{NOTICES}/{store.add(f'{NOTICES}/n', 1)}", junk)
 
     assert told(here, 1, "nodeb", "no room", seconds=1.0)
-    assert time.monotonic() - began < 2
-    assert 1 in listener.heard
-    for caller in idle:
-        caller.close()
+    assert told(replace(here, run="8"), 2, "nodec", "another run", seconds=0.1)
+    assert told(here, 2, "nodec", "no torch", seconds=1.0)
+    assert told(here, 2, "nodec", "the second", seconds=1.0)
+    store.add(f"{NOTICES}/n", 10**9)
+    notices.look()
+    assert {number: notice.why for number, notice in notices.heard.items()} == {1: "no room", 2: "no torch"}
 
 
-def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_told_where_one_is_missing() -> None:
+def test_a_rank_with_another_port_of_a_job_without_a_name_accuses_nobody_and_is_told_where_one_is_missing(
+    connected: Connect,
+) -> None:
     for run, ours in (("0", False), ("7", True)):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            here = rank(master="127.0.0.1", port=free.getsockname()[1], run=run, world=4)
-        listener = NoticeListener(here)
+        here, notices = hearing(connected, run)
         notice = Notice(run=run, rank=2, host="nodec", why="no store", port=here.port + 1)
 
         assert send_notice(here.master, here.port, notice, seconds=20.0)
-        assert (2 in listener.heard, 2 in listener.perhaps) == (ours, not ours)
+        notices.look()
+        assert (2 in notices.heard, 2 in notices.perhaps) == (ours, not ours)
         if not ours:
-            (missing,) = judged(claims()[:2], perhaps=listener.perhaps)
+            (missing,) = judged(claims()[:2], perhaps=notices.perhaps)
             assert missing.rule == "rank-missing"
             assert f"a rank 2 on nodec with MASTER_PORT {here.port + 1} connected here" in missing.evidence[-1]
-            assert judged(claims(), perhaps=listener.perhaps) == []
+            assert judged(claims(), perhaps=notices.perhaps) == []
 
 
-def test_who_told_stays_until_the_listening_process_has_ended() -> None:
+def test_who_told_stays_until_the_process_that_serves_has_ended() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         here = rank(master="127.0.0.1", port=free.getsockname()[1], world=2)
     read, write = os.pipe()
 
-    def listen() -> None:
-        listener = NoticeListener(here)
-        while not listener.heard:
+    def serve() -> None:
+        open_served(here).server.serve()
+        notices = Notices(here, [StoreClient("127.0.0.1", here.port)])
+        while not notices.heard:
             time.sleep(0.01)
+            notices.look()
         os.write(write, b".")
         time.sleep(60)
 
     left = threading.Event()
     telling = threading.Thread(target=lambda: told(here, 1, "b", "y", seconds=20, stay=40) and left.set())
-    listening = fork(listen)
+    serving = fork(serve)
     telling.start()
     os.read(read, 1)
     stayed = not left.wait(0.1)
-    os.kill(listening, signal.SIGKILL)
-    os.waitpid(listening, 0)
+    os.kill(serving, signal.SIGKILL)
+    os.waitpid(serving, 0)
     telling.join(30)
     assert stayed
     assert left.is_set()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ import pytest
 
 from dsdoctor.comm.control.phases import ARRIVAL
 from dsdoctor.comm.launch.start import free_port
+from tests.comm import faults
+from tests.comm.jobs import PORT, job
+from tests.comm.left_over import children
+from tests.comm.rig import Rig, wait_until
+from tests.each import each
 
 pytestmark = pytest.mark.launch
 HELD = Path(__file__).with_name("slow_import")
@@ -85,46 +91,68 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ranks]]
 def test_a_rank_that_imports_torch_is_waited_for_and_is_not_missing(held: dict[str, Ranks]) -> None:
     zero, one = held[RANK_1].said("0"), held[RANK_1].said("1 slow")
 
-    assert re.search(r"rank 1 \(\S+\) still importing torch after \d+ s \[rank-starting\]", zero), zero
-    waited = re.search(r"waited (\d+) s; it is running", zero)
+    assert "2 of 2 ranks are here" in zero
+    assert "2 of 2 connections between ranks" in zero, "the mesh waits for no import"
+    assert re.search(r"· rank 1 \(\S+\) is importing torch, \d+ s", zero), zero
+    waited = re.search(r"rank 1 \(\S+\) still importing torch after (\d+) s \[rank-starting\]", zero)
     assert waited, zero
     assert int(waited[1]) > DEADLINE * ARRIVAL
-    assert re.search(r"rank 1 \(\S+\) still importing torch at the deadline, after \d+ s \[import-slow\]", one), one
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
 
 
-def test_a_rank_0_that_imports_torch_runs_and_the_others_say_so(held: dict[str, Ranks]) -> None:
-    zero, one = held[RANK_0].said("0 slow"), held[RANK_0].said("1")
+@each("which", (RANK_0, OF_AN_AGENT))
+def test_a_rank_0_that_imports_torch_leads_all_the_same(which: str, held: dict[str, Ranks]) -> None:
+    zero, one = held[which].said("0 slow"), held[which].said("1")
 
-    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
-    assert "· rank 0 is importing torch, 1" in zero
-    assert "[import-slow]" in zero
-    assert not [words for words in NOT_TRUE if words in zero + one], zero + one
-
-
-def test_the_same_where_torchruns_agent_serves_the_store(held: dict[str, Ranks]) -> None:
-    zero, one = held[OF_AN_AGENT].said("0 slow"), held[OF_AN_AGENT].said("1")
-
-    assert re.search(r"rank 1 \(\S+\): rank 0 \(\S+\) is running but not ready: importing torch, \d+ s", one), one
+    assert re.search(r"· rank 0 \(\S+\) is importing torch, \d+ s", zero), zero
+    assert "2 of 2 connections between ranks" in zero
+    assert re.search(r"rank 0 \(\S+\) still importing torch after \d+ s \[rank-starting\]", zero), zero
+    assert held[which].processes["1"].returncode == 1
     assert not [words for words in NOT_TRUE if words in zero + one], zero + one
 
 
 def test_a_second_process_of_a_rank_is_a_duplicate_before_it_has_imported_torch(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0", "1 again slow", "1", DSDOCTOR_COMM_RUN="a-job") as job:
-        zero, again = job.said("0"), job.said("1 again slow")
+    with ranks(tmp_path, free_port(), "0", "1 again slow", "1", DSDOCTOR_COMM_RUN="a-job") as running:
+        zero, again, one = running.said("0"), running.said("1 again slow"), running.said("1")
 
-    assert "2 processes claim rank 1: pid " in zero, zero
-    assert re.search(r"rank 0 at \S+ ended while this rank was importing torch", again), again
+    assert "2 processes claim rank 1: pid " in zero, zero + again + one
+
+
+def test_an_import_that_is_killed_is_told_at_once(tmp_path: Path) -> None:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as running:
+        first = running.processes["1 slow"].pid
+        wait_until(lambda: "tcp mesh" in (tmp_path / "0.txt").read_text(), LIMIT, "the mesh is not tested")
+        (control,) = children(first)
+        (importer,) = children(control)
+        os.kill(importer, signal.SIGKILL)
+        zero, one = running.said("0"), running.said("1 slow")
+
+    assert "cannot take part: killed by SIGKILL in 'importing torch' [rank-unable]" in zero, zero
+    assert "ended without a verdict (killed by SIGKILL), in 'importing torch' [control-lost]" in one, one
+
+
+def test_a_closed_port_is_told_although_no_rank_ever_imports_torch(rig: Rig, tmp_path: Path) -> None:
+    own = {rank: {"PYTHONPATH": str(HELD), "TORCH_IS_READ": str(tmp_path / "never")} for rank in range(2)}
+    argv = ["-m", "dsdoctor.comm", "--quick", "--deadline", "120"]
+    with contextlib.ExitStack() as closed:
+        for node in rig.nodes:
+            closed.enter_context(faults.one_port_open(node, PORT))
+        with job(rig, argv, own=own) as running:
+            assert running.wait(60, "0"), "it waited for the import\n" + running.told()
+
+    assert running.ends["0"][0] == 1
+    assert "[mesh-only-master-port]" in running.err()
+    assert "importing torch" not in running.err()
 
 
 def test_an_import_that_ends_late_is_late_and_no_more(tmp_path: Path) -> None:
-    with ranks(tmp_path, free_port(), "0", "1 slow") as job:
+    with ranks(tmp_path, free_port(), "0", "1 slow") as running:
         seen = tmp_path / "0.txt"
-        while "is importing torch, " not in seen.read_text() and job.processes["0"].poll() is None:
+        while "is importing torch, " not in seen.read_text() and running.processes["0"].poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                job.processes["0"].wait(0.1)
+                running.processes["0"].wait(0.1)
         (tmp_path / "read").touch()
-        zero = job.said("0")
+        zero = running.said("0")
 
     assert "rank 1 (" in zero
     assert "2 of 2 ranks are here" in zero, zero

@@ -19,7 +19,7 @@ def member(number: int, board: MessageBoard, folder: Path) -> Member:
     briefing = StartInfo(
         rank=me, settings=CommSettings(), local=Local(hostname="nodea"), folder=str(folder), began=time.monotonic()
     )
-    return Member(briefing, board, ForkServer.__new__(ForkServer), "gloo", lambda _: None)
+    return Member(briefing, board, ForkServer.__new__(ForkServer), lambda _: None)
 
 
 @pytest.mark.parametrize("read", range(4))

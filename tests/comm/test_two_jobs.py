@@ -70,4 +70,11 @@ def test_no_job_says_that_it_is_well_with_a_rank_of_the_other_and_without_its_ow
         if "2 of 2 ranks reach each other" in job.said():
             assert statuses == [0, 0], said
     if ends != [[0, 0], [0, 0]]:
-        assert "another job is using" in said or "processes claim rank" in said, said
+        # of a store that ends while they join, the second knows no more than that
+        told = (
+            "another job is using",
+            "processes claim rank",
+            "has most likely exited",
+            "ended before rank 0 of this job",
+        )
+        assert any(words in " ".join(said.split()) for words in told), said

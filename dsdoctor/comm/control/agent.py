@@ -1,31 +1,31 @@
-"""The control process of a rank: imports torch, joins the board, leads or follows. Reports to its supervisor over a pipe."""
+"""The control process of a rank: joins the board, leads or follows, while another process imports torch.
+
+Reports to its supervisor over a pipe."""
 
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 
-from dsdoctor.comm.control import phases as exchange_phases
-from dsdoctor.comm.control import phases as gather_phases
-from dsdoctor.comm.control import phases as node_phases
+from dsdoctor.comm.control import phases
 from dsdoctor.comm.control.data_process import ForkServer
-from dsdoctor.comm.control.member import Member
+from dsdoctor.comm.control.member import Member, why_unable
 from dsdoctor.comm.control.messages import Phase, PhaseLog, StartInfo, Update
-from dsdoctor.comm.control.phases import ARRIVAL, MAX_ARRIVAL_SECONDS
 from dsdoctor.comm.control.test_state import TestRun, release
-from dsdoctor.comm.local.checks import blamed, is_tiny, too_little
+from dsdoctor.comm.local import fingerprint
+from dsdoctor.comm.local.checks import blamed, is_tiny
 from dsdoctor.comm.local.interfaces import limit
-from dsdoctor.comm.models import CommPhase, PhaseState
+from dsdoctor.comm.models import CommPhase, PhaseState, Rank
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.rendezvous.checks import Absent, addresses_of, reverse_lookup
-from dsdoctor.comm.rendezvous.heartbeat import Door
-from dsdoctor.comm.rendezvous.notices import Notice, NoticeListener, send_notice
-from dsdoctor.comm.rendezvous.store import StoreUnreachable, Wait, open_board
+from dsdoctor.comm.rendezvous.checks import Absent, addresses_of
+from dsdoctor.comm.rendezvous.notices import AFTER_NOTICE, Notice, Notices, send_notice
+from dsdoctor.comm.rendezvous.store import MessageBoard, Served, StoreUnreachable, open_board
+from dsdoctor.comm.rendezvous.tcp_store import StoreClient
 from dsdoctor.comm.results import ConnectOutcome, Report, ended, verdict
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import redirect
@@ -36,17 +36,20 @@ from dsdoctor.rules import book
 
 Act = Callable[[TestRun, Phase], None]
 BEGINNINGS: tuple[tuple[CommPhase, Act], ...] = (
-    (CommPhase.RENDEZVOUS, gather_phases.rendezvous),
-    (CommPhase.LOCAL, gather_phases.local),
+    (CommPhase.RENDEZVOUS, phases.rendezvous),
+    (CommPhase.LOCAL, phases.local),
 )
 EXCHANGES: tuple[tuple[CommPhase, Act], ...] = (
-    (CommPhase.MESH, exchange_phases.mesh),
-    (CommPhase.RIGHT, exchange_phases.right),
-    (CommPhase.NODES, node_phases.nodes),
-    (CommPhase.SPEED, exchange_phases.speed),
-    (CommPhase.DEEPSPEED, exchange_phases.deepspeed),
+    (CommPhase.MESH, phases.mesh),
+    (CommPhase.SAME, phases.same),
+    (CommPhase.RIGHT, phases.right),
+    (CommPhase.NODES, phases.nodes),
+    (CommPhase.SPEED, phases.speed),
+    (CommPhase.DEEPSPEED, phases.deepspeed),
 )
-"""In this order; after a broken phase the later ones are skipped."""
+"""In this order, the mesh while torch is imported; after a broken phase the later ones are skipped."""
+REPORTED_FIRST = {CommPhase.RENDEZVOUS: 0, CommPhase.LOCAL: 1, CommPhase.SAME: 2, CommPhase.MESH: 3}
+"""The place of a phase in the report, whichever ran first; that of the others is behind these, as they ran."""
 STATUS = {PhaseState.OK: 0, PhaseState.SKIPPED: 0, PhaseState.SLOW: 6, PhaseState.BROKEN: 1}
 
 
@@ -54,20 +57,24 @@ def lead(test_run: TestRun) -> Report:
     """Go through the phases."""
     for phase, act in BEGINNINGS:
         _write(test_run, phase, act)
-    reason = None if gather_phases.all_there(test_run) else "not every rank is present exactly once"
+    reason = None if phases.all_there(test_run) else "not every rank is present exactly once"
     if reason is None:
-        _write(test_run, CommPhase.SAME, gather_phases.same)
+        test_run.member.say(Update(found=fingerprint.examine(test_run.claims)))
     for phase, act in EXCHANGES:
-        if phase is CommPhase.NODES and not node_phases.enough_nodes(test_run):
+        if phase is CommPhase.NODES and not phases.enough_nodes(test_run):
             continue
-        if reason:
+        if phase is CommPhase.SAME:
+            if phases.all_there(test_run):
+                _write(test_run, phase, act)
+                reason = reason or phases.not_all_ready(test_run)
+        elif reason:
             test_run.phase_log.skip(phase, reason)
         elif _write(test_run, phase, act) is PhaseState.BROKEN:
             reason = f"broken before: {phase.value}"
             if phase is CommPhase.RIGHT and _unnamed(test_run):
-                _write(test_run, CommPhase.ISOLATE, node_phases.search)
-    gather_phases.count_again(test_run)
-    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, gather_phases.claimed_later(test_run))
+                _write(test_run, CommPhase.ISOLATE, phases.search)
+    phases.count_again(test_run)
+    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, phases.claimed_later(test_run))
     test_run.phase_log.add_to(CommPhase.RIGHT, _untested(test_run))
     if test_run.phase_log.broken and any(
         claim.local and is_tiny(claim.local, claim.world, claim.backend) for claim in test_run.claims
@@ -78,27 +85,28 @@ def lead(test_run: TestRun) -> Report:
 
 def _untested(test_run: TestRun) -> tuple[Finding, ...]:
     """That the deadline came before the collectives could be tested: then nothing is known of them."""
-    phases = test_run.phase_log.phases
-    tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in phases)
+    so_far = test_run.phase_log.phases
+    tried = any(phase.phase is CommPhase.RIGHT and phase.state is not PhaseState.SKIPPED for phase in so_far)
     if tried or test_run.phase_log.broken:
         return ()
-    spent = [f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in phases if phase.seconds > 0.5]
+    spent = [f"{phase.phase.value}: {phase.seconds:.1f} s" for phase in so_far if phase.seconds > 0.5]
     deadline = f"{test_run.settings.deadline:g}"
     return (book.finding("time-used-up", Severity.ERROR, case="untested", evidence=spent, seconds=deadline),)
 
 
 def report(test_run: TestRun) -> Report:
     """The report of everything known so far."""
-    phases, backend = tuple(test_run.phase_log.phases), test_run.member.backend
+    backend = test_run.member.backend
+    results = tuple(sorted(test_run.phase_log.phases, key=lambda result: REPORTED_FIRST.get(result.phase, 4)))
     return Report(
         world=test_run.me.world,
         backend=backend,
         launcher=test_run.me.launcher,
         mode=test_run.settings.mode,
-        verdict=verdict(phases, world=test_run.me.world, hosts=test_run.hosts, backend=backend),
-        state=ended(phases),
+        verdict=verdict(results, world=test_run.me.world, hosts=test_run.hosts, backend=backend),
+        state=ended(results),
         seconds=time.monotonic() - test_run.began,
-        phases=phases,
+        phases=results,
         ranks=tuple(sorted(test_run.claims, key=lambda claim: claim.rank)),
         reaches=test_run.reaches,
         exchanges=test_run.exchanges,
@@ -110,8 +118,10 @@ def report(test_run: TestRun) -> Report:
         limit=limit(test_run.claims, backend) if test_run.claims else None,
         transports=test_run.nccl.edges if test_run.nccl else {},
         hosts=test_run.hosts,
-        versions=test_run.member.claim.fingerprint,
-        out=test_run.settings.out or (test_run.member.briefing.folder if ended(phases) is PhaseState.BROKEN else None),
+        versions=next(
+            (claim.fingerprint for claim in test_run.claims if claim.rank == 0), test_run.member.claim.fingerprint
+        ),
+        out=test_run.settings.out or (test_run.member.briefing.folder if ended(results) is PhaseState.BROKEN else None),
     )
 
 
@@ -130,18 +140,17 @@ def _unnamed(test_run: TestRun) -> bool:
     }
 
 
+REACHING = "reaching the store of rank 0"
 MARGIN = 0.6
 """Seconds by which the other ranks wait longer than rank 0: else they would leave just before its order comes."""
 RESERVE = 1.0
 """Seconds of the deadline that are kept for the end: final answers and the report."""
-AFTER_NOTICE = 1.5
-"""Seconds from the end of rank 0's control process, which has reported that another rank cannot come, to the end of that rank."""
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_SHOW_CPP_STACKTRACES": "0"}
 
 
-def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], door: Door | None = None) -> None:
-    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``door``: rank 0's port,
-    on which the supervisor answers meanwhile."""
+def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], served: Served | None = None) -> None:
+    """Run a control process from start to end; ``shown`` returns when the supervisor has shown the report. ``served``: the store of
+    rank 0, for which the supervisor answers."""
     folder = Path(briefing.folder)
     os.umask(0o077)
     try:
@@ -160,43 +169,35 @@ def control(briefing: StartInfo, pipe: BinaryIO, shown: Callable[[], None], door
         pipe.write(msgspec.json.encode(news) + b"\n")
         pipe.flush()
 
-    notices = NoticeListener(briefing.rank) if briefing.rank.rank == 0 else None
-    say(Update(at="importing torch"))
-    try:
-        import torch.distributed as dist
-    except Exception as error:
-        # a broken torch may raise anything; the reason becomes this rank's finding
-        _cannot_come(briefing, partial(torch_unusable, error=error), say)
-        return
-    backend, has_nccl = briefing.settings.backend, dist.is_nccl_available()
-    if backend == "auto":
-        backend = "nccl" if briefing.local.gpus and has_nccl else "gloo"
-    if backend == "nccl" and not has_nccl:
-        _cannot_come(briefing, nccl_unavailable, say)
-        return
-    fork_server = ForkServer(door.close) if door else ForkServer()
-    say(Update(at="reaching the store of rank 0"))
-    latest = briefing.began + briefing.settings.deadline - RESERVE
-    wait = Wait(seconds=_arrival(briefing), latest=latest, say=lambda at: say(Update(at=at)))
-    board = open_board(briefing.rank, wait, door)
+    say(Update(at=REACHING))
+    fork_server = ForkServer(briefing.settings.backend, gpus=bool(briefing.local.gpus))
+    board = open_board(briefing.rank, _arrival(briefing), served)
     if isinstance(board, StoreUnreachable):
         say(Update(alone=_alone(briefing, board)))
         return
-    member = Member(briefing, board, fork_server, backend, say)
+    member = Member(briefing, board, fork_server, say)
     if not _arrived(member, briefing):
         return
     if board.ours:
-        _lead(member, briefing, notices or NoticeListener(briefing.rank), shown)
+        _lead(member, briefing, _notices(briefing.rank, board, served), shown)
     else:
-        _follow(member, briefing)
+        _follow(member, briefing, fork_server)
+
+
+def _notices(rank: Rank, board: MessageBoard, served: Served | None) -> Notices:
+    """What rank 0 hears of ranks that cannot come: in the store of the board, and where that is torchrun's in its own beside it."""
+    stores = [cast(StoreClient, board.store)]
+    if rank.agent_store and served and served.beside:
+        with suppress(OSError):
+            stores.append(StoreClient(*served.beside))
+    return Notices(rank, stores)
 
 
 def _arrived(member: Member, briefing: StartInfo) -> bool:
     """Whether the claim is written; a store that went meanwhile is this rank's finding."""
     try:
         member.arrive()
-    except Exception as error:
-        # torch raises another type in each release
+    except OSError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         gone = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True)
         member.say(Update(alone=_alone(briefing, gone)))
@@ -214,47 +215,16 @@ def _alone(briefing: StartInfo, why: StoreUnreachable) -> tuple[Finding, ...]:
         why=why,
         addresses=tuple(interface.address for interface in local.interfaces if interface.kind != "loopback"),
         resolved=resolved,
-        lookup=reverse_lookup(resolved[0]) if why.slow and resolved else None,
     )
     found = tuple(finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent))
     if absent.case == "port differs" and why.rank_zero:
         (why_not,) = rendezvous_checks.master_port_differs(replace(absent, named=False))
         notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why_not.title, port=rank.port)
-        if send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE):
-            time.sleep(AFTER_NOTICE)
+        send_notice(rank.master, why.rank_zero.port, notice, seconds=AFTER_NOTICE, stay=AFTER_NOTICE)
     return found
 
 
-def _cannot_come(briefing: StartInfo, finding: Callable[[str], Finding], say: Callable[[Update], None]) -> None:
-    """Say why this rank cannot come: to rank 0 first, for a launcher ends all ranks when one has ended. ``finding`` is given how
-    its title begins: rank 0 says by itself who it is."""
-    rank, local = briefing.rank, briefing.local
-    limits = too_little(rank, local, backend=briefing.settings.backend, who="")
-    why = limits[0] if limits else finding("")
-    stay = briefing.began + briefing.settings.deadline - RESERVE - AFTER_NOTICE - time.monotonic()
-    notice = Notice(run=rank.run, rank=rank.rank, host=local.hostname, why=why.title, port=rank.port)
-    if rank.rank and send_notice(rank.master, rank.port, notice, seconds=_arrival(briefing), stay=max(stay, 0.0)):
-        time.sleep(AFTER_NOTICE)
-    say(Update(alone=(finding(f"rank {rank.rank} ({local.hostname}): "),)))
-
-
-def torch_unusable(who: str, error: Exception) -> Finding:
-    """torch cannot be imported by this rank's Python."""
-    return book.finding(
-        "torch-unusable",
-        Severity.ERROR,
-        evidence=(f"by the Python of that rank: {type(error).__name__}",),
-        who=who,
-        error=" ".join(str(error).split())[:200],
-    )
-
-
-def nccl_unavailable(who: str) -> Finding:
-    """NCCL was asked for, and this rank's torch has none."""
-    return book.finding("nccl-unavailable", Severity.ERROR, who=who)
-
-
-def _follow(member: Member, briefing: StartInfo) -> None:
+def _follow(member: Member, briefing: StartInfo, fork_server: ForkServer) -> None:
     member.say(Update(at="waiting for rank 0's first order"))
     until = briefing.began + briefing.settings.deadline + MARGIN
     try:
@@ -265,14 +235,24 @@ def _follow(member: Member, briefing: StartInfo) -> None:
             member.say(Update(alone=_alone(briefing, held)))
             return
         status = member.follow(until)
-    except Exception as error:
-        # when the store of rank 0 goes, torch raises another type in each release
+    except (OSError, msgspec.MsgspecError) as error:
+        # the store of rank 0 has gone
         print(f"{type(error).__name__}: {error}", flush=True)
         status = None
+        if briefing.rank.rank == 0:
+            # it was that of another rank 0, which had the port
+            gone = StoreUnreachable(
+                outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - briefing.began, ended=True
+            )
+            member.say(Update(alone=_alone(briefing, gone)))
+            return
+    if (facts := fork_server.facts) and facts.unable:
+        member.say(Update(alone=(why_unable(facts, briefing),)))
+        return
     member.say(Update(end=status, verdict=member.verdict, lost=status is None))
 
 
-def _lead(member: Member, briefing: StartInfo, notices: NoticeListener, shown: Callable[[], None]) -> None:
+def _lead(member: Member, briefing: StartInfo, notices: Notices, shown: Callable[[], None]) -> None:
     test_run = TestRun(
         member=member,
         notices=notices,
@@ -288,5 +268,5 @@ def _lead(member: Member, briefing: StartInfo, notices: NoticeListener, shown: C
 
 def _arrival(briefing: StartInfo) -> float:
     """Seconds in which the board must be reached, counted from the start of the rank."""
-    whole = min(briefing.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
+    whole = min(briefing.settings.deadline * phases.ARRIVAL, phases.MAX_ARRIVAL_SECONDS)
     return max(whole - (time.monotonic() - briefing.began), 1.0)

@@ -11,18 +11,25 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dsdoctor.comm.control.messages import ExchangeMessage, ExchangeResult, Join, Task
+from dsdoctor.comm.control.messages import ExchangeMessage, ExchangeResult, Join, Task, TorchFacts
+from dsdoctor.comm.local.fingerprint import versions_here
+from dsdoctor.comm.local.limits import limits_now, what_else, why_ended
 from dsdoctor.comm.models import CommPhase, RankGroup
+from dsdoctor.comm.rendezvous.checks import LOOKING_UP
 from dsdoctor.comm.results import Exchange, SkippedStep, Speeds, Timing
+from dsdoctor.comm.speed.pace import clocks
 from dsdoctor.core.files import PRIVATE, open_new, write_bytes
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.processes import ending_of, fork
 from dsdoctor.ranks.flight_recorder import flight_file, recorder_texts
+from dsdoctor.rules import book
 
 # The data process of a rank: joins a group of torch.distributed and exchanges. It may hang or die; other processes watch it.
 #
@@ -187,11 +194,13 @@ TASKS: dict[CommPhase, Callable[[RankGroup, Task, _MessageSender], ExchangeResul
 }
 
 
-# A fork server: a process that has imported torch and done nothing else, and every data process is a fork of it.
+# A fork server: a process that imports torch and does nothing else, and every data process is a fork of it.
 #
-# A new data process so takes milliseconds, and inherits no thread, no connection and no CUDA context.
+# A new data process so takes milliseconds, and inherits no thread, no connection and no CUDA context. The control process, which
+# starts it before it opens anything, needs no torch.
 
 
+IMPORTING = "importing torch"
 MAX_MESSAGE_BYTES = 1 << 20
 SHORT_TIMEOUT = timedelta(seconds=2)
 """For a connection to this very process."""
@@ -267,30 +276,59 @@ class Data:
             self._channel.close()
 
 
-class ForkServer:
-    """Made by a control process after it has imported torch and before it opens anything."""
+@dataclass(frozen=True, kw_only=True)
+class ForkServerMessage:
+    """A message of the fork server: what it is in before it serves, the facts once it does; the number of a data process that was
+    started, and how one has ended."""
 
-    def __init__(self, detach: Callable[[], None] = lambda: None) -> None:
-        """``detach`` closes, in the fork server, what the control process has open already."""
+    at: str = ""
+    torch: TorchFacts | None = None
+    started: int = 0
+    ended: int = 0
+    status: int = 0
+
+
+class ForkServer:
+    """Made by a control process before it opens anything. ``at``: what it is in until ``facts`` are there."""
+
+    def __init__(self, backend: str, *, gpus: bool) -> None:
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._endings: dict[int, int] = {}
-
-        def main() -> None:
-            detach()
-            _serve(theirs, self._mine)
-
-        self.pid = fork(main)
+        self._facts: TorchFacts | None = None
+        self._limits = limits_now()
+        self.at, self.began = IMPORTING, time.monotonic()
+        self.pid = fork(lambda: _serve(theirs, self._mine, backend, gpus=gpus))
         theirs.close()
+
+    @property
+    def facts(self) -> TorchFacts | None:
+        """What is known of torch, None as long as it is imported. Where that ended the process, how."""
+        try:
+            while self._facts is None and select.select([self._mine], [], [], 0)[0]:
+                self._receive()
+        except ConnectionError:
+            ended = ending_of(os.waitpid(self.pid, 0)[1]) or "exit status 0"
+            now = limits_now()
+            cause = why_ended(self._limits, now, ended=ended, error=None)
+            perhaps = what_else(self._limits, now, ended=ended)
+            because = f": {cause}" if cause else f"; {perhaps}" if perhaps else ""
+            self._facts = TorchFacts(
+                unable=f"{ended} in {self.at!r}{because}",
+                rule="control-lost",
+                error=ended,
+                cause=cause,
+                perhaps=perhaps,
+            )
+        return self._facts
 
     def start(self, join: Join) -> Data:
         """A new data process. Raises ConnectionError where the fork server is gone."""
         mine, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._mine, [msgspec.json.encode(join)], [theirs.fileno()])
-        while True:
-            pid, status = self._receive()
-            if status is None:
-                return Data(pid, join, mine, self)
+        while not (pid := self._receive().started):
+            continue
+        return Data(pid, join, mine, self)
 
     def ending(self, pid: int) -> str | None:
         """How a data process ended, None while it lives."""
@@ -300,14 +338,45 @@ class ForkServer:
             return None
         return ending_of(self._endings[pid]) or "it ended with exit status 0"
 
-    def _receive(self) -> tuple[int, int | None]:
-        message = self._mine.recv(256)
-        if not message:
+    def _receive(self) -> ForkServerMessage:
+        text = self._mine.recv(MAX_MESSAGE_BYTES)
+        if not text:
             raise ConnectionError("the process that starts data processes has ended")
-        pid, status = msgspec.json.decode(message, type=tuple[int, int | None])
-        if status is not None:
-            self._endings[pid] = status
-        return pid, status
+        message = msgspec.json.decode(text, type=ForkServerMessage)
+        self.at = message.at or self.at
+        self._facts = self._facts or message.torch
+        if message.ended:
+            self._endings[message.ended] = message.status
+        return message
+
+
+def _imported(backend: str, *, gpus: bool) -> TorchFacts:
+    """Import torch, and what is known then. ``gpus``: whether this host has any."""
+    try:
+        import torch.distributed as dist
+
+        has_nccl = dist.is_nccl_available()
+        facts = TorchFacts(versions=versions_here(), delayed=clocks()[2])
+    except Exception as error:
+        # a broken torch may raise anything; the reason becomes this rank's finding
+        traceback.print_exc()
+        text = " ".join(str(error).split())[:200]
+        unable = torch_unusable("", text, type(error).__name__).title
+        return TorchFacts(unable=unable, rule="torch-unusable", error=text, kind=type(error).__name__)
+    if backend == "nccl" and not has_nccl:
+        return TorchFacts(unable=nccl_unavailable("").title, rule="nccl-unavailable")
+    return replace(facts, backend=backend if backend != "auto" else "nccl" if has_nccl and gpus else "gloo")
+
+
+def torch_unusable(who: str, error: str, kind: str) -> Finding:
+    """torch cannot be imported by this rank's Python."""
+    evidence = (f"by the Python of that rank: {kind}",)
+    return book.finding("torch-unusable", Severity.ERROR, evidence=evidence, who=who, error=error)
+
+
+def nccl_unavailable(who: str) -> Finding:
+    """NCCL was asked for, and this rank's torch has none."""
+    return book.finding("nccl-unavailable", Severity.ERROR, who=who)
 
 
 def _ask_name_server() -> None:
@@ -328,10 +397,18 @@ def loopback() -> str:
     return "::1"
 
 
-def _serve(channel: socket.socket, other: socket.socket) -> None:
-    """The fork server's main loop: fork on request, and report which process ended and how."""
+def _serve(channel: socket.socket, other: socket.socket, backend: str, *, gpus: bool) -> None:
+    """The fork server: import torch, then fork on request, and report which process ended and how."""
+
+    def say(message: ForkServerMessage) -> None:
+        channel.send(msgspec.json.encode(message))
+
     other.close()
-    _ask_name_server()
+    facts = _imported(backend, gpus=gpus)
+    if not facts.unable:
+        say(ForkServerMessage(at=LOOKING_UP))
+        _ask_name_server()
+    say(ForkServerMessage(torch=facts))
     alive: set[int] = set()
     while True:
         if select.select([channel], [], [], REAPING if alive else None)[0]:
@@ -347,9 +424,9 @@ def _serve(channel: socket.socket, other: socket.socket) -> None:
             pid = fork(child)
             given.close()
             alive.add(pid)
-            channel.send(msgspec.json.encode((pid, None)))
+            say(ForkServerMessage(started=pid))
         for pid in tuple(alive):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 alive.discard(pid)
-                channel.send(msgspec.json.encode((pid, status)))
+                say(ForkServerMessage(ended=pid, status=status))

@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import re
-import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -13,116 +11,33 @@ from pathlib import Path
 import msgspec
 
 from dsdoctor.comm.collectives.nccl import relevant_lines
-from dsdoctor.comm.control.data_process import Data, ForkServer
-from dsdoctor.comm.control.messages import ExchangeResult, Join, RankAnswer, RankOrder, StartInfo, Task, Update
+from dsdoctor.comm.control.data_process import IMPORTING, Data, ForkServer, nccl_unavailable, torch_unusable
+from dsdoctor.comm.control.messages import (
+    ExchangeResult,
+    Join,
+    RankAnswer,
+    RankOrder,
+    StartInfo,
+    Task,
+    TorchFacts,
+    Update,
+)
 from dsdoctor.comm.launch.start import MAX_FILE_BYTES, write_files
+from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import read_counters
-from dsdoctor.comm.local.fingerprint import fingerprint, versions_here
+from dsdoctor.comm.local.fingerprint import fingerprint, installed_versions
+from dsdoctor.comm.local.limits import Limits, limits_now, what_else, why_ended
 from dsdoctor.comm.mesh.mesh import MeshListener, peers, reach_all
 from dsdoctor.comm.models import Claim, CommPhase, CommSettings
 from dsdoctor.comm.rendezvous.store import MessageBoard
 from dsdoctor.comm.results import Speeds, Stuck
 from dsdoctor.comm.speed.pace import clocks
-from dsdoctor.core.cgroups import Cgroups, read_cgroups
 from dsdoctor.core.files import write_bytes
+from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.core.host import LocalHost
 from dsdoctor.core.processes import state_of
 from dsdoctor.ranks.flight_recorder import flight_file, read_recorded
 from dsdoctor.rules import book
-
-# How a rank ended and what its control groups say of that time -> which limit ended it, in words. ``limits_now`` looks.
-
-
-MIB = 1 << 20
-NO_TASK = re.compile(
-    r"can't start new thread|thread constructor failed|pthread_create|thread creation failed|cannot fork|fork: retry"
-    r"|fork\w*\(.*(?:\n.*){0,12}BlockingIOError",
-    re.IGNORECASE,
-)
-"""What is said where the kernel refuses a process or thread: CPython, libstdc++, OpenBLAS and libgomp, shells."""
-TRY_AGAIN = re.compile(r"resource temporarily unavailable|errno 11\b|EAGAIN", re.IGNORECASE)
-"""The error of clone(2) without that name: a socket that is not ready says the same."""
-NEAR = 0.95
-"""The part of a limit of tasks from which it counts as reached: what was refused is not among those counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """A rank's control groups, and the tasks that its user may have and has (None: no limit, or it does not bind root)."""
-
-    groups: Cgroups
-    most_tasks: int | None = None
-    tasks: int = 0
-
-
-def limits_now() -> Limits:
-    """This process's, now."""
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    bound = most != resource.RLIM_INFINITY and os.geteuid() != 0
-    groups = read_cgroups(LocalHost())
-    return Limits(groups=groups, most_tasks=most if bound else None, tasks=_tasks_of_user() if bound else 0)
-
-
-def _tasks_of_user() -> int:
-    """Threads of all processes of this user."""
-    host, mine, count = LocalHost(), str(os.getuid()), 0
-    for path in host.glob("/proc/[0-9]*/status"):
-        lines = dict(line.split(":", 1) for line in (host.read(path) or "").splitlines() if ":" in line)
-        if lines.get("Uid", "").split()[:1] == [mine]:
-            count += int(lines.get("Threads", "1").strip())
-    return count
-
-
-def why_ended(before: Limits, now: Limits, *, ended: str | None, error: str | None) -> str:
-    """Which limit ended a process, "" where none is known to. ``ended``: how it died; ``error``: what it raised.
-
-    >>> before, now = (Limits(groups=Cgroups(memory=420 << 20, kills=kills)) for kills in (1, 2))
-    >>> why_ended(before, now, ended="killed by SIGKILL", error=None)
-    'the out-of-memory killer of its memory cgroup, whose limit is 420 MiB'
-    """
-    if ended and "SIGKILL" in ended:
-        return _killed(before.groups, now.groups)
-    if error and (NO_TASK.search(error) or (TRY_AGAIN.search(error) and now.groups.refused > before.groups.refused)):
-        return _refused(before, now)
-    return ""
-
-
-def _killed(before: Cgroups, now: Cgroups) -> str:
-    if now.memory is not None and now.kills > before.kills:
-        return book.phrase("comm", "memory-cgroup-killed", mib=f"{now.memory / MIB:,.0f}")
-    return ""
-
-
-def what_else(before: Limits, now: Limits, *, ended: str | None) -> str:
-    """What may have ended a process, "" where nothing is known or ``why_ended`` knows it. The kernel counts for the whole machine,
-    with other containers and users."""
-    was, groups = before.groups, now.groups
-    if not (ended and "SIGKILL" in ended and groups.host_kills > was.host_kills) or _killed(was, groups):
-        return ""
-    group = groups.paths.get("memory", "/")
-    if "memory" in groups.unseen and group != "/":
-        return book.phrase("comm", "host-killed-hidden", group=group)
-    return book.phrase("comm", "host-killed")
-
-
-def _refused(before: Limits, now: Limits) -> str:
-    groups = now.groups
-    if groups.most_tasks is not None and (
-        groups.refused > before.groups.refused or groups.tasks >= NEAR * groups.most_tasks
-    ):
-        refused = max(groups.refused - before.groups.refused, 0)
-        return book.phrase(
-            "comm",
-            "pids-cgroup-refused" if refused else "pids-cgroup-full",
-            limit=groups.most_tasks,
-            tasks=groups.tasks,
-            refused=refused,
-        )
-    if now.most_tasks is not None and now.tasks >= NEAR * now.most_tasks:
-        return book.phrase("comm", "user-tasks-full", limit=now.most_tasks, tasks=now.tasks)
-    group = groups.paths.get("pids", "/")
-    return book.phrase("comm", "pids-cgroup-hidden", group=group) if "pids" in groups.unseen and group != "/" else ""
-
 
 # What a rank that is stuck or died has written (log, stacks, flight recorder) -> rank 0's folder, over the board.
 #
@@ -214,6 +129,36 @@ class ThreadJob:
         return self.poll() or RankAnswer(rank=self._rank)
 
 
+class ImportJob:
+    """The wait for the import of torch, which goes on when it has to stop."""
+
+    step = 0
+
+    def __init__(self, briefing: StartInfo, fork_server: ForkServer) -> None:
+        self._briefing, self._fork_server = briefing, fork_server
+
+    @property
+    def at(self) -> str:
+        """What the import is in."""
+        return self._fork_server.at
+
+    def poll(self) -> RankAnswer | None:
+        """What is known of torch."""
+        if (facts := self._fork_server.facts) is None:
+            return None
+        rank, local = self._briefing.rank, self._briefing.local
+        # where the limits of a rank leave it hardly anything, they are why it cannot take part
+        limits = too_little(rank, local, backend=self._briefing.settings.backend, who="") if facts.unable else ()
+        unable = limits[0].title if limits else facts.unable
+        took = time.monotonic() - self._briefing.began
+        return RankAnswer(rank=rank.rank, torch=replace(facts, unable=unable, seconds=took))
+
+    def stop(self) -> RankAnswer:
+        """The same, or how long it has taken so far."""
+        took = time.monotonic() - self._fork_server.began
+        return self.poll() or RankAnswer(rank=self._briefing.rank.rank, doing=self.at, seconds=took)
+
+
 class RunJob:
     """An exchange in a data process, a fresh one or the one that is in the group already."""
 
@@ -302,12 +247,11 @@ class RunJob:
         return time.monotonic() - self._began
 
 
-Job = ThreadJob | RunJob
+Job = ThreadJob | ImportJob | RunJob
 
 
 PACE = 0.02
-"""Seconds between two looks at the board; more above a thousand ranks, so that rank 0's store gets at most 50,000 requests
-a second."""
+"""Seconds between two looks at the own work."""
 AFTER_RANK_ZERO = 0.7
 """Seconds that a rank waits for rank 0's process to end first."""
 GATHERED = "gathered"
@@ -318,20 +262,19 @@ Say = Callable[[Update], None]
 class Member:
     """A rank that has come: its claim is on the board and its port answers."""
 
-    def __init__(
-        self, briefing: StartInfo, board: MessageBoard, fork_server: ForkServer, backend: str, say: Say
-    ) -> None:
+    def __init__(self, briefing: StartInfo, board: MessageBoard, fork_server: ForkServer, say: Say) -> None:
         self.briefing, self.board, self.say = briefing, board, say
-        self.rank, self.backend = briefing.rank.rank, backend
-        self.world = briefing.rank.world
+        self.rank, self.world = briefing.rank.rank, briefing.rank.world
+        backend = briefing.settings.backend
+        # with GPUs and a torch without NCCL it is gloo after all, which is known once torch is imported
+        self.backend = backend if backend != "auto" else "nccl" if briefing.local.gpus else "gloo"
         self._fork_server = fork_server
         self._data: Data | None = None
         self._listeners = _listeners(briefing)
-        self.claim = _claim(briefing, self._listeners, backend)
+        self.claim = _claim(briefing, self._listeners, self.backend)
         for listener in self._listeners:
             listener.answer(board.prefix, self.rank)
         self._limits = limits_now()
-        self.pace = max(PACE, self.world / 50_000)
         self._number = 0
         self._answers: list[RankAnswer] = []
         self.verdict = ""
@@ -359,7 +302,7 @@ class Member:
                 self.clear()
                 self._wait_for_rank_zero(order.status)
                 return order.status
-            self.say(Update(at=order.phase.value))
+            self.say(Update(at=IMPORTING if order.phase is CommPhase.SAME else order.phase.value))
             self.post(order, self._work(order))
             number += 1
         self.clear()
@@ -369,19 +312,31 @@ class Member:
         """Start the work of an order."""
         if order.phase is CommPhase.MESH:
             others = tuple(self.board.get(f"at/{rank}", Claim) for rank in peers(self.rank, self.world))
-            return ThreadJob(self.rank, lambda: self._mesh(others, order.seconds))
+            token = self.board.prefix
+            return ThreadJob(
+                self.rank,
+                lambda: RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, token, seconds=order.seconds)),
+            )
         if order.phase is CommPhase.LOCAL:
             return ThreadJob(self.rank, self._count)
+        if order.phase is CommPhase.SAME:
+            return ImportJob(self.briefing, self._fork_server)
         group = next((group for group in order.groups if self.rank in group), ()) if order.groups else range(self.world)
         if len(group) < (1 if not order.groups else 2):
             return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank))
-        return RunJob(
-            self.rank, self._process(self._join(order, tuple(group))), order, self.briefing.settings, self._limits
-        )
+        join = self._join(order, tuple(group))
+        try:
+            data = self._process(join)
+        except ConnectionError as error:
+            # the process that would start it was killed
+            dead = Stuck(rank=self.rank, at="starting", step=0, seconds=0.0, ended=str(error))
+            return ThreadJob(self.rank, lambda: RankAnswer(rank=self.rank, stuck=dead))
+        return RunJob(self.rank, data, order, self.briefing.settings, self._limits)
 
     def post(self, order: RankOrder, answer: RankAnswer) -> None:
         """Write an answer to rank 0, and to this rank's own file."""
         answer = replace(answer, supervisor=state_of(os.getppid()))
+        self.backend = answer.torch.backend or self.backend if answer.torch else self.backend
         self._answers.append(answer)
         self._note()
         if answer.stuck:
@@ -401,35 +356,25 @@ class Member:
             self._data = self._fork_server.start(join)
         return self._data
 
-    def _mesh(self, others: tuple[Claim, ...], seconds: float) -> RankAnswer:
-        return RankAnswer(rank=self.rank, reaches=reach_all(self.claim, others, self.board.prefix, seconds=seconds))
-
     def _count(self) -> RankAnswer:
         counters = read_counters(LocalHost()) if self.claim.local_rank == 0 else {}
         return RankAnswer(rank=self.rank, counters=counters)
 
     def _await(self, number: int, until: float) -> RankOrder | None:
-        while not self.board.has(f"order/{number}"):
-            if time.monotonic() > until:
-                return None
-            time.sleep(self.pace)
-        return self.board.get(f"order/{number}", RankOrder)
+        name = f"order/{number}"
+        return self.board.get(name, RankOrder) if self.board.wait(name, until - time.monotonic()) else None
 
     def _wait_for_rank_zero(self, status: int) -> None:
         """Let rank 0 end first where something is wrong: a launcher ends all ranks as soon as one has failed."""
-        until = time.monotonic() + AFTER_RANK_ZERO
-        with contextlib.suppress(Exception):
-            # torch raises when the store is gone, which is what is waited for
-            while status and time.monotonic() < until:
-                self.board.has("gone")
-                time.sleep(self.pace)
+        with contextlib.suppress(OSError):
+            # the store is gone, which is what is waited for
+            self.board.wait("gone", AFTER_RANK_ZERO if status else 0.0)
 
     def _work(self, order: RankOrder) -> RankAnswer:
         job = self.begin(order)
         while (answer := job.poll()) is None:
-            if self.board.has(f"stop/{order.number}"):
+            if self.board.wait(f"stop/{order.number}", PACE):
                 return job.stop()
-            time.sleep(self.pace)
         return answer
 
     def _join(self, order: RankOrder, group: tuple[int, ...]) -> Join:
@@ -466,6 +411,28 @@ class Member:
             )
 
 
+def why_unable(facts: TorchFacts, briefing: StartInfo) -> Finding:
+    """Why a rank cannot take part, in its own words."""
+    rank, host = briefing.rank, briefing.local.hostname
+    who = f"rank {rank.rank} ({host}): "
+    if facts.rule == "torch-unusable":
+        return torch_unusable(who, facts.error, facts.kind)
+    if facts.rule == "nccl-unavailable":
+        return nccl_unavailable(who)
+    return book.finding(
+        "control-lost",
+        Severity.ERROR,
+        case="died-limit" if facts.cause else "died-perhaps" if facts.perhaps else "died",
+        rank=rank.rank,
+        host=host,
+        ending=facts.error,
+        at=repr(IMPORTING),
+        limit=facts.cause,
+        perhaps=facts.perhaps,
+        log=f"{briefing.folder}/rank-{rank.rank:05d}.log",
+    )
+
+
 def _listeners(briefing: StartInfo) -> list[MeshListener]:
     """A port on the interface that the backend would take, and one on the interface that reaches the master."""
     found: list[MeshListener] = []
@@ -498,6 +465,6 @@ def _claim(briefing: StartInfo, listeners: list[MeshListener], backend: str) -> 
         arrived=time.time(),
         delayed=clocks()[2],
         backend=backend,
-        fingerprint=fingerprint(local, versions_here()),
+        fingerprint=fingerprint(local, installed_versions()),
         local=local,
     )

@@ -15,7 +15,8 @@ EXCHANGES = frozenset({CommPhase.RIGHT, CommPhase.NODES, CommPhase.SPEED, CommPh
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """Rank 0's order to all ranks: the work of a phase (of LOCAL: to read the host's counters again), or the end, with the exit
+    """Rank 0's order to all ranks: the work of a phase (of SAME: to tell what torch it is, once that is imported; of LOCAL: to read
+    the host's counters again), or the end, with the exit
     ``status`` and the ``verdict``. ``groups`` are disjoint sets of ranks that exchange among themselves (empty: all together);
     ``variables`` are added to the data process's environment; ``seconds`` limit the work on every rank. ``group`` is the number of
     the order for which the ranks joined the group that it is done in: a rank that is in another one joins anew."""
@@ -40,11 +41,30 @@ class ExchangeResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TorchFacts:
+    """What a rank knows once it has imported torch, or why it cannot take part: ``unable`` in words, by which ``rule``, with its
+    ``error`` and its ``kind``, or how the import ended it and by which limit. ``seconds`` since the start of the rank;
+    ``delayed``: in which the import waited for a processor."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    backend: str = ""
+    unable: str = ""
+    rule: str = ""
+    error: str = ""
+    kind: str = ""
+    cause: str = ""
+    perhaps: str = ""
+    seconds: float = 0.0
+    delayed: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankAnswer:
     """One rank's answer to an order: what it found, or where it was stuck; ``left_out`` are the steps that it did not take part
     in because something raised there; ``nccl`` are the relevant lines of NCCL's log, ``counters`` the host's; ``speeds`` is
     what was timed where that did not come to its end; ``supervisor`` is the kernel's letter for the process that the launcher
-    started, ``process`` the data process's number."""
+    started, ``process`` the data process's number. ``torch`` is what it knows once it has imported torch, ``doing`` what it was
+    in for how many ``seconds`` where that was not over."""
 
     rank: int
     reaches: tuple[Reach, ...] = ()
@@ -56,6 +76,9 @@ class RankAnswer:
     counters: dict[str, int] = field(default_factory=dict)
     supervisor: str = ""
     process: int = 0
+    torch: TorchFacts | None = None
+    doing: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +134,12 @@ class StartInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """A message of a control process to its supervisor: where it is now, a phase that ended, the whole report; for a rank that
-    follows, the status (``end``) and ``verdict`` that rank 0 gave, or that no order came (``lost``); ``alone`` is what a rank found
-    that never reached the others."""
+    """A message of a control process to its supervisor: where it is now, what was ``found`` before its phase has ended, a phase
+    that ended, the whole report; for a rank that follows, the status (``end``) and ``verdict`` that rank 0 gave, or that no order
+    came (``lost``); ``alone`` is what a rank found that never reached the others."""
 
     at: str = ""
+    found: tuple[Finding, ...] = ()
     phase: PhaseResult | None = None
     report: Report | None = None
     end: int | None = None
@@ -194,6 +218,7 @@ class PhaseLog:
             if result.phase is phase:
                 findings = into(result.findings)
                 self.phases[place] = replace(result, findings=findings, state=state_of(phase, findings))
+                self._say(Update(found=findings))
 
     @property
     def broken(self) -> bool:

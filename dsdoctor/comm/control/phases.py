@@ -1,19 +1,30 @@
-"""The phases in which all ranks act together: the mesh, the collectives, their speed, DeepSpeed's layer."""
+"""The phases of a test, as rank 0 goes through them: who came, their hosts, the mesh, the collectives, their speed."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from dsdoctor.comm import groups as isolate
-from dsdoctor.comm import groups as node_speed
 from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.collectives import nccl
 from dsdoctor.comm.collectives.checks import supervisor_stopped
 from dsdoctor.comm.collectives.nccl import parse_nccl_log
-from dsdoctor.comm.control.member import GATHERED
-from dsdoctor.comm.control.messages import Phase, Update
+from dsdoctor.comm.control.member import GATHERED, why_unable
+from dsdoctor.comm.control.messages import Phase, RankAnswer, Update
 from dsdoctor.comm.control.test_state import MIN_PHASE_SECONDS, Responses, TestRun, results
-from dsdoctor.comm.groups import Groups, Part, Trial, play
+from dsdoctor.comm.groups import CHECKS as NODE_CHECKS
+from dsdoctor.comm.groups import (
+    ISOLATE_CHECKS,
+    Groups,
+    NodeSpeeds,
+    Part,
+    Switch,
+    Trial,
+    bandwidth,
+    isolate,
+    judged,
+    parts_of,
+    play,
+)
 from dsdoctor.comm.local import facts, fingerprint
 from dsdoctor.comm.local.checks import examine_all
 from dsdoctor.comm.local.interfaces import limit
@@ -22,8 +33,7 @@ from dsdoctor.comm.mesh.matrix import ConnectionMatrix, shared_addresses
 from dsdoctor.comm.mesh.mesh import peers
 from dsdoctor.comm.models import MAX_RANKS, Claim, CommPhase, Mode, PhaseState, named
 from dsdoctor.comm.rendezvous import checks as rendezvous_checks
-from dsdoctor.comm.rendezvous.checks import Arrivals, addresses_of
-from dsdoctor.comm.rendezvous.heartbeat import Heartbeat, HeartbeatReader, beat_seconds
+from dsdoctor.comm.rendezvous.checks import Arrivals, Importing, addresses_of, rank_starting
 from dsdoctor.comm.rendezvous.notices import UNNAMED, Notice
 from dsdoctor.comm.rendezvous.store import Log
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Reach
@@ -40,112 +50,51 @@ ARRIVAL, MAX_ARRIVAL_SECONDS = 0.6, 90.0
 """The part of the deadline in which ranks must come, and the most seconds for that."""
 COUNTING = 6.0
 """Seconds for another reading of the counters."""
+LOOK_SECONDS = 0.2
+"""Seconds between two looks at what ranks that cannot come have said."""
 DUPLICATES = 0.3
-"""Seconds to wait for a second claim of a rank that came already, or for the heartbeat of one that imports torch."""
-SECOND_BEATS = 2.5
-"""Beats in which a process that says it is a rank that came must be heard of again, to be one that lives."""
+"""Seconds to wait for a second claim of a rank that came already."""
+NOT_READY = frozenset(
+    {"rank-unable", "rank-starting", "store-slow", "torch-unusable", "nccl-unavailable", "control-lost"}
+)
+TAIL = 2.5
+"""Seconds that are kept of the wait for the import of torch, for the answers of those that are still in it."""
 SHOWN_VERSIONS = ("torch", "cuda", "nccl", "deepspeed", "python")
 
 
 def rendezvous(test_run: TestRun, phase: Phase) -> None:
-    """Wait for the claims of all ranks. The phase counts from the start of this rank; a rank that is importing torch says so and is
-    waited for as long as the deadline allows."""
+    """Wait for the claims of all ranks. The phase counts from the start of this rank."""
     phase.began = test_run.began
-    arriving = _Arriving(test_run)
-    while not arriving.over():
-        time.sleep(test_run.member.pace)
-    arriving.wait_for_duplicates()
-    test_run.claims = tuple(arriving.claims)
-    _close(test_run, arriving.log)
-    starting, unheard = arriving.not_there()
+    log, world = test_run.member.board.log("claims"), test_run.me.world
+    until = min(test_run.end, test_run.began + min(test_run.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS))
+    while not _all_accounted(test_run) and time.monotonic() < until:
+        log.wait(LOOK_SECONDS)
+        test_run.notices.look()
+        if new := _seen(log):
+            test_run.claims += tuple(new)
+            test_run.member.say(Update(at=_said(test_run.claims, world, test_run.me.hosts)))
+    time.sleep(DUPLICATES)
+    test_run.claims += tuple(_seen(log))
+    _close(test_run, log)
     arrivals = Arrivals(
         me=test_run.me,
         claims=test_run.claims,
         waited=time.monotonic() - test_run.began,
-        notices={**unheard, **test_run.notices.heard},
+        notices=test_run.notices.heard,
         perhaps=test_run.notices.perhaps,
-        starting=starting,
         resolved=() if all_there(test_run) else addresses_of(test_run.me.master),
     )
     phase.findings = tuple(finding for check in rendezvous_checks.CHECKS for finding in check(arrivals))
     times = [claim.seen for claim in test_run.claims]
-    phase.said = (
-        f"{_said(test_run.claims, test_run.me.world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
-    )
+    phase.said = f"{_said(test_run.claims, world, test_run.me.hosts)}, {max(times) - min(times):.1f} s apart"
 
 
-class _Arriving:
-    """The ranks that come: their claims, and the heartbeats of those that are still importing torch."""
-
-    def __init__(self, test_run: TestRun) -> None:
-        self._run, self.log = test_run, test_run.member.board.log("claims")
-        self.claims: list[Claim] = []
-        self._beats = HeartbeatReader(test_run.member.board.store, test_run.me.run, test_run.me.world)
-        patience = min(test_run.settings.deadline * ARRIVAL, MAX_ARRIVAL_SECONDS)
-        self._until = min(test_run.end, test_run.began + patience)
-
-    def over(self) -> bool:
-        """Look once, and return whether there is nothing more to wait for."""
-        came, world, notices = len(self.claims), self._run.me.world, self._run.notices.heard
-        self._read()
-        if _settled(self.claims, world) or len({claim.rank for claim in self.claims} | notices.keys()) >= world:
-            return True
-        self._beats.look()
-        self._take_rivals()
-        if _settled(self.claims, world):
-            return True
-        starting, _ = self.not_there()
-        if len(self.claims) != came or starting:
-            self._run.claims = tuple(self.claims)
-            self._run.member.say(Update(at=_said(self.claims, world, self._run.me.hosts, starting)))
-        now, absent = time.monotonic(), {*range(world)} - {claim.rank for claim in self.claims} - notices.keys()
-        return now > self._run.end or (now > self._until and not absent <= starting.keys())
-
-    def wait_for_duplicates(self) -> None:
-        """See whether another process says that it is a rank that has come: a process that imports torch has said who it is."""
-        time.sleep(DUPLICATES)
-        until = time.monotonic() + SECOND_BEATS * beat_seconds(self._run.me.world)
-        self._read()
-        self._beats.look(at_once=True)
-        while not self._take_rivals() and time.monotonic() < until:
-            self._beats.look()
-            if not any(True for _ in self._beats.rivals(self.claims)):
-                break
-            time.sleep(self._run.member.pace)
-
-    def _read(self) -> None:
-        """Take new claims; one takes the place of what its process said before."""
-        new = _seen(self.log)
-        said = {(claim.rank, claim.host, claim.pid) for claim in new}
-        if said:
-            self.claims = [claim for claim in self.claims if (claim.rank, claim.host, claim.pid) not in said] + new
-
-    def not_there(self) -> tuple[dict[int, Heartbeat], dict[int, Notice]]:
-        """The ranks that have not come: those that are starting, and why those cannot come that are not heard of any more."""
-        came = {claim.rank for claim in self.claims}
-        starting = {beat.rank: beat for beat in self._beats.alive if beat.rank not in came}
-        unheard = {
-            beat.rank: Notice(
-                run=self._run.me.run,
-                rank=beat.rank,
-                host=beat.host,
-                why=f"it was {beat.at[:60]}, then silent for {seconds:.0f} s",
-            )
-            for beat, seconds in self._beats.silent
-            if beat.rank not in came | starting.keys()
-        }
-        return starting, unheard
-
-    def _take_rivals(self) -> bool:
-        """Count processes as claims that say they are a rank which has come or is starting elsewhere, or one of another world."""
-        known = {(claim.rank, claim.host, claim.pid) for claim in self.claims}
-        rivals = [beat for beat, lives in self._beats.rivals(self.claims) if lives]
-        others = [beat for beat in self._beats.alive if beat.world != self._run.me.world]
-        first = [beat for beat in self._beats.alive if beat.rank in {rival.rank for rival in rivals}]
-        for beat in dict.fromkeys((*first, *rivals, *others)):
-            if (beat.rank, beat.host, beat.pid) not in known:
-                self.claims.append(beat.claim)
-        return bool(rivals or others)
+def _all_accounted(test_run: TestRun) -> bool:
+    """Whether there is nothing more to wait for: each rank came or said why it cannot, or a claim contradicts another."""
+    claims, world = test_run.claims, test_run.me.world
+    ranks = {claim.rank for claim in claims}
+    contradict = len(ranks) < len(claims) or any(claim.world != world for claim in claims)
+    return contradict or len(ranks | test_run.notices.heard.keys()) >= world
 
 
 def _close(test_run: TestRun, log: Log) -> None:
@@ -164,10 +113,62 @@ def local(test_run: TestRun, phase: Phase) -> None:
 
 
 def same(test_run: TestRun, phase: Phase) -> None:
-    """Compare what should be the same on all ranks."""
+    """Compare what should be the same on all ranks, that of torch as soon as all have imported it. Where no exchange will follow,
+    the import is not waited for."""
+    if not any(one.phase is CommPhase.MESH and one.state is PhaseState.BROKEN for one in test_run.phase_log.phases):
+        _know_torch(test_run)
     phase.findings = fingerprint.examine(test_run.claims)
-    mine = test_run.member.claim.fingerprint
+    mine = next(claim.fingerprint for claim in test_run.claims if claim.rank == 0)
     phase.said = ", ".join(f"{name} {mine[name]}" for name in SHOWN_VERSIONS if name in mine)
+
+
+def _know_torch(test_run: TestRun) -> None:
+    """Wait until all ranks have imported torch. One that cannot, or has not, is told as one that did not come whole."""
+    gathered = test_run.ask(CommPhase.SAME, seconds=max(test_run.left - TAIL, test_run.left / 2))
+    answers = {answer.rank: answer for answer in gathered.answers}
+    before = {claim.rank: claim for claim in test_run.claims}
+    test_run.claims = tuple(_with_torch(claim, answers.get(claim.rank)) for claim in test_run.claims)
+    zero = answers[0].torch if 0 in answers else None
+    test_run.member.backend = zero.backend or test_run.member.backend if zero else test_run.member.backend
+    own = [why_unable(zero, test_run.member.briefing)] if zero and zero.unable else []
+    notices = {
+        rank: Notice(run=test_run.me.run, rank=rank, host=before[rank].host, why=answer.torch.unable)
+        for rank, answer in answers.items()
+        if rank and answer.torch and answer.torch.unable
+    }
+    importing = [
+        Importing(claim=before[rank], doing=answer.doing, seconds=answer.seconds)
+        for rank, answer in sorted(answers.items())
+        if not answer.torch
+    ]
+    there = tuple(claim for claim in test_run.claims if claim.rank not in notices)
+    arrivals = Arrivals(me=test_run.me, claims=there, waited=0.0, notices=notices)
+    late = () if importing or notices or own else tuple(rendezvous_checks.rank_arrives_late(arrivals))
+    found = (*own, *rendezvous_checks.rank_unable(arrivals), *rank_starting(importing, test_run.me), *late)
+    silent = test_run.trouble(gathered, "the import of torch") if gathered.silent else ()
+    test_run.phase_log.add_to(CommPhase.RENDEZVOUS, (*found, *silent))
+
+
+def not_all_ready(test_run: TestRun) -> str | None:
+    """Why no exchange can begin: a rank has no torch, or is still importing it. None where all have it."""
+    rules = {finding.rule for phase in test_run.phase_log.phases for finding in phase.findings}
+    return None if not rules & NOT_READY and not test_run.mute else "not every rank has imported torch"
+
+
+def _with_torch(claim: Claim, answer: RankAnswer | None) -> Claim:
+    """The claim of a rank that has imported torch: what it has and when it came by it."""
+    if answer is None or answer.torch is None or answer.torch.unable:
+        return claim
+    facts, gpus = answer.torch, claim.local.gpus if claim.local else ()
+    return replace(
+        claim,
+        fingerprint={**claim.fingerprint, **facts.versions},
+        backend=facts.backend,
+        gpu=claim.gpu if facts.backend == "nccl" and gpus else None,
+        seen=max(claim.seen, claim.seen + facts.seconds - (claim.arrived - claim.started)),
+        arrived=claim.started + facts.seconds,
+        delayed=facts.delayed,
+    )
 
 
 def count_again(test_run: TestRun) -> None:
@@ -208,22 +209,10 @@ def _seen(log: Log) -> list[Claim]:
     return [replace(claim, seen=time.time()) for claim in log.news(Claim) if 0 <= claim.rank < claim.world <= MAX_RANKS]
 
 
-def _settled(claims: Sequence[Claim], world: int) -> bool:
-    """Whether there is nothing more to wait for: all came, or a claim is a duplicate or of another number of ranks."""
-    if any(claim.world != world for claim in claims) or len({claim.rank for claim in claims}) < len(claims):
-        return True
-    return len(claims) >= world
-
-
-def _said(
-    claims: Sequence[Claim], world: int, hosts: tuple[str, ...], starting: Mapping[int, Heartbeat] | None = None
-) -> str:
+def _said(claims: Sequence[Claim], world: int, hosts: tuple[str, ...]) -> str:
     here, places = {claim.rank for claim in claims}, len({claim.host for claim in claims})
     missing = tuple(rank for rank in range(world) if rank not in here)
     absent = f", {named(missing, hosts)} not" if missing else ""
-    if starting and missing:
-        slowest = max(starting.values(), key=lambda beat: beat.seconds)
-        absent = f"; {named((slowest.rank,), (*('',) * slowest.rank, slowest.host))} is {slowest.doing}"
     return f"{world - len(missing)} of {world} ranks are here, on {places} host{'s' * (places != 1)}{absent}"
 
 
@@ -416,11 +405,11 @@ def nodes(test_run: TestRun, phase: Phase) -> None:
         return Trial(what=what, groups=groups, failed=(), figures=_figures(groups, gathered))
 
     def judge(trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-        return node_speed.judged(trials, backend, link.bandwidth if link else None)
+        return judged(trials, backend, link.bandwidth if link else None)
 
-    outcome = play(isolate.parts_of(test_run.claims, 1), run, judge)
-    seen = node_speed.NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
-    phase.findings += tuple(finding for check in node_speed.CHECKS for finding in check(seen))
+    outcome = play(parts_of(test_run.claims, 1), run, judge)
+    seen = NodeSpeeds(outcome=outcome, hosts=test_run.hosts, trips=round_trips(test_run.reaches))
+    phase.findings += tuple(finding for check in NODE_CHECKS for finding in check(seen))
     test_run.slow = tuple(rank for part in outcome.bad for rank in part)
     phase.said = f"{len(set(test_run.hosts))} nodes in {len(outcome.trials)} rounds; pairs do {seen.usual}"
     if not outcome.trials and not phase.findings:
@@ -440,7 +429,7 @@ def _figures(groups: Groups, gathered: Responses) -> dict[tuple[Part, ...], floa
         mine = [timings[rank] for part in group for rank in part if rank in timings]
         if mine:
             small, large = max(mine, key=lambda pair: pair[1].least)
-            found[group] = node_speed.bandwidth(group, large.size, large.least, small.least)
+            found[group] = bandwidth(group, large.size, large.least, small.least)
     return found
 
 
@@ -457,15 +446,15 @@ def search(test_run: TestRun, phase: Phase) -> None:
         failed = tuple(group for group in groups if any(rank in bad for part in group for rank in part))
         return Trial(what=what, groups=groups, failed=failed)
 
-    def with_switch(switch: isolate.Switch) -> bool | None:
+    def with_switch(switch: Switch) -> bool | None:
         if test_run.left < MIN_PHASE_SECONDS:
             return None
         everyone = (tuple(range(test_run.me.world)),)
         seconds, variables = min(TRIAL_SECONDS, test_run.left - 1), {switch.variable: switch.value}
         return not _bad(test_run.ask(CommPhase.RIGHT, groups=everyone, variables=variables, seconds=seconds))
 
-    found = isolate.isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
-    phase.findings = tuple(finding for check in isolate.ISOLATE_CHECKS for finding in check(found))
+    found = isolate(test_run.claims, test_run.member.backend, with_switch, in_groups)
+    phase.findings = tuple(finding for check in ISOLATE_CHECKS for finding in check(found))
     phase.said = found.trials_text
     if not found.switches and not found.outcome.trials:
         phase.skipped = f"{test_run.me.world} ranks cannot be distinguished in smaller groups"

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import msgspec
 
-from dsdoctor.comm.control.agent import control
-from dsdoctor.comm.control.member import limits_now, what_else, why_ended
+from dsdoctor.comm.control.agent import REACHING, control
+from dsdoctor.comm.control.data_process import IMPORTING
 from dsdoctor.comm.control.messages import StartInfo, Update
 from dsdoctor.comm.launch.start import private_folder
 from dsdoctor.comm.local.checks import too_little
 from dsdoctor.comm.local.facts import look_local
 from dsdoctor.comm.local.interfaces import bounded
-from dsdoctor.comm.mesh.mesh import ConnectResult, ask_listener
+from dsdoctor.comm.local.limits import limits_now, what_else, why_ended
 from dsdoctor.comm.models import CommSettings, PhaseState, Rank
-from dsdoctor.comm.rendezvous.heartbeat import Door, HeartbeatSender, open_door
-from dsdoctor.comm.rendezvous.notices import Notice, send_notice
+from dsdoctor.comm.rendezvous.notices import Notice, ask, send_notice
+from dsdoctor.comm.rendezvous.store import Served, open_served
 from dsdoctor.comm.results import ConnectOutcome, PhaseResult, Report
 from dsdoctor.core.errors import DoctorError
 from dsdoctor.core.files import make_folder
@@ -41,17 +41,16 @@ from dsdoctor.rules import book
 @dataclass(frozen=True, kw_only=True)
 class Lost:
     """A rank that has no verdict: where its control process was last, how that ended, and how a connection to the master ended.
-    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have. ``met``: rank 0's store was there
-    once. ``torch_on``: the folder of torch and its file system, asked where the import was not over."""
+    ``cause``: the limit that ended it, where one is known to; ``perhaps``: what else may have.
+    ``torch_on``: the folder of torch and its file system, asked where the import was not over."""
 
     rank: Rank
     host: str
     at: str
     seconds: float
-    master: ConnectResult | None
+    master: ConnectOutcome | None
     died: str | None
     stopped: bool = False
-    met: bool = False
     log: str = ""
     cause: str = ""
     perhaps: str = ""
@@ -61,7 +60,7 @@ class Lost:
     @property
     def starting(self) -> bool:
         """Whether it was still importing torch when the time was up."""
-        return self.died is None and not self.stopped and not self.met and self.at in BEFORE_ARRIVAL
+        return self.died is None and not self.stopped and self.at == IMPORTING
 
     @property
     def because(self) -> str:
@@ -73,19 +72,7 @@ def rank_zero_lost(lost: Lost) -> Iterator[Finding]:
     """A rank heard nothing more from rank 0."""
     if lost.rank.rank == 0 or lost.died is not None or lost.stopped or lost.starting or lost.master is None:
         return
-    outcome, where = lost.master.outcome, f"{lost.rank.master}:{lost.rank.port}"
-    if lost.met and lost.at in BEFORE_ARRIVAL:
-        yield book.finding(
-            "rank-zero-lost",
-            Severity.ERROR,
-            case="starting",
-            evidence=(f"this rank has run for {lost.seconds:.0f} s; rank 0 had answered before",),
-            rank=lost.rank.rank,
-            host=lost.host,
-            where=where,
-            at=lost.at,
-        )
-        return
+    outcome, where = lost.master, f"{lost.rank.master}:{lost.rank.port}"
     yield book.finding(
         "rank-zero-lost",
         Severity.ERROR,
@@ -160,17 +147,14 @@ CHECKS = (rank_zero_lost, import_slow, control_lost)
 
 LEADING, FOLLOWING = 0.5, 1.0
 """Seconds after the deadline at which a rank's supervisor reports by itself."""
-SILENCE_SECONDS = 10.0
+SILENCE_SECONDS = 5.0
 """After so long without a word it is told what the test is in."""
 AFTER_REPORT = 2.0
 """Seconds for the other ranks to read the last order."""
 DYING = 0.3
-BEFORE_ARRIVAL = ("starting", "importing torch")
-STARTING = (*BEFORE_ARRIVAL, "reaching the store of rank 0")
-STORE_GONE_SECONDS = 2.0
-"""A store that was there and has been gone for so long has ended with its rank 0."""
-NOTICE, AFTER_NOTICE = 20.0, 1.5
-"""Seconds in which rank 0 must be reached to be told, which may be starting itself; and from its report to the end of this rank."""
+BEFORE_ARRIVAL = ("starting", REACHING)
+NOTICE = 20.0
+"""Seconds in which rank 0 must be reached to be told, which may be starting itself."""
 TAIL = 6
 LOOK_SECONDS = 1.0
 
@@ -191,11 +175,12 @@ class Outcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """The functions that show results. ``progress`` gets what the test is in where that takes long. ``report`` is called, on rank
-    0, before the other ranks may end: a launcher may end this process as soon as one of them has left. ``broken_off`` gets where
-    the test was when a signal ended it."""
+    """The functions that show results. ``found`` gets what was found as soon as it is known, ``progress`` what the test is in
+    where that takes long. ``report`` is called, on rank 0, before the other ranks may end: a launcher may end this process as
+    soon as one of them has left. ``broken_off`` gets where the test was when a signal ended it."""
 
     phase: Callable[[PhaseResult], None]
+    found: Callable[[tuple[Finding, ...]], None]
     progress: Callable[[str], None]
     report: Callable[[Report], None]
     broken_off: Callable[[str], None]
@@ -208,17 +193,13 @@ def supervise(rank: Rank, settings: CommSettings, screen: Screen, *, began: floa
     local = look_local(LocalHost(), rank, settings.backend)
     with _folder(settings) as (folder, keep):
         briefing = StartInfo(rank=rank, settings=settings, local=local, folder=folder, began=began)
-        door = open_door(rank) if rank.rank == 0 and not rank.agent_store else None
-        reader = _MessageReader(briefing, door)
-        # rank 0 has nobody to tell but by its own door, unless somebody else serves the store or has the port
-        sender = HeartbeatSender(rank, local.hostname) if door is None else None
-        if door:
-            door.serve()
+        served = open_served(rank) if rank.rank == 0 else None
+        reader = _MessageReader(briefing, served)
+        if served:
+            served.server.serve()
         try:
-            outcome = _follow_control(reader, briefing, screen, _Starting(door, sender))
+            outcome = _follow_control(reader, briefing, screen)
         finally:
-            if sender:
-                sender.end()
             end_session(reader.pid)
             reader.ending()
         outcome = replace(outcome, alone=_because_of_limits(briefing, outcome.alone))
@@ -239,7 +220,7 @@ def _because_of_limits(briefing: StartInfo, alone: tuple[Finding, ...]) -> tuple
 class _MessageReader:
     """The control process and its messages."""
 
-    def __init__(self, briefing: StartInfo, door: Door | None) -> None:
+    def __init__(self, briefing: StartInfo, served: Served | None) -> None:
         self._read, write = os.pipe()
         back, self._back = os.pipe()
 
@@ -249,11 +230,13 @@ class _MessageReader:
         def main() -> None:
             os.close(self._read)
             os.close(self._back)
+            if served:
+                served.server.close()
             os.setsid()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             with os.fdopen(write, "wb") as pipe:
-                control(briefing, pipe, shown, door)
+                control(briefing, pipe, shown, served)
 
         self.limits = limits_now()
         self.pid = fork(main)
@@ -285,28 +268,6 @@ class _MessageReader:
             os.write(self._back, b".")
 
 
-@dataclass(frozen=True)
-class _Starting:
-    """What tells the other ranks that this one is starting."""
-
-    door: Door | None
-    sender: HeartbeatSender | None
-
-    def say(self, at: str) -> None:
-        """What this rank is doing now; once it has come it speaks for itself."""
-        if self.door:
-            self.door.say(at)
-        if self.sender:
-            self.sender.say(at)
-            if at not in STARTING and not at.startswith("waiting for rank 0 ("):
-                self.sender.end()
-
-    @property
-    def alone(self) -> bool:
-        """Whether rank 0 has ended meanwhile: its store has gone."""
-        return self.sender is not None and self.sender.alone > STORE_GONE_SECONDS
-
-
 class Silence:
     """Tells what the test is in where nothing has been shown for a while: the time since it is in that, ever more rarely."""
 
@@ -328,7 +289,7 @@ class Silence:
             return
         took = now - self._since
         self._next = now + max(took, SILENCE_SECONDS)
-        who = f"rank {self._rank} is " if self._at in BEFORE_ARRIVAL else ""
+        who = f"rank {self._rank} is " if self._at == IMPORTING else ""
         self._show(who + (self._at if _without_seconds(self._at) != self._at else f"{self._at}, {took:.0f} s"))
 
 
@@ -336,7 +297,7 @@ def _without_seconds(at: str) -> str:
     return re.sub(r", \d+ s$", "", at)
 
 
-def _follow_control(reader: _MessageReader, briefing: StartInfo, screen: Screen, starting: _Starting) -> Outcomes:
+def _follow_control(reader: _MessageReader, briefing: StartInfo, screen: Screen) -> Outcomes:
     rank, at, phases = briefing.rank, "starting", list[PhaseResult]()
     silence = Silence(briefing.rank.rank, screen.progress)
     report: Report | None = None
@@ -346,8 +307,9 @@ def _follow_control(reader: _MessageReader, briefing: StartInfo, screen: Screen,
         while time.monotonic() < last and not reader.closed:
             for news in reader.news(min(last - time.monotonic(), 0.5)):
                 at = news.at or at
-                starting.say(at)
                 silence.at(at)
+                if news.found:
+                    screen.found(news.found)
                 if news.phase:
                     phases.append(news.phase)
                     screen.phase(news.phase)
@@ -363,8 +325,6 @@ def _follow_control(reader: _MessageReader, briefing: StartInfo, screen: Screen,
                 if news.lost:
                     return _lost(briefing, reader, at, phases, died=None)
             silence.look()
-            if at in BEFORE_ARRIVAL and starting.alone:
-                return _lost(briefing, reader, at, phases, died=None, met=True)
     except KeyboardInterrupt:
         screen.broken_off(at)
         raise
@@ -391,7 +351,6 @@ def _lost(
     phases: list[PhaseResult],
     *,
     died: str | None,
-    met: bool = False,
 ) -> Outcomes:
     rank = briefing.rank
     log = Path(briefing.folder) / f"rank-{rank.rank:05d}.log"
@@ -404,7 +363,6 @@ def _lost(
         seconds=time.monotonic() - briefing.began,
         master=_call(rank) if rank.rank else None,
         died=died,
-        met=met,
         stopped=died is None and state_of(reader.pid) in {"T", "t"},
         log=str(log),
         cause=why_ended(reader.limits, limits, ended=died, error="\n".join(tail)),
@@ -433,17 +391,16 @@ def _tell_rank_zero(briefing: StartInfo, lost: Lost) -> None:
     rank, left = briefing.rank, briefing.began + briefing.settings.deadline - time.monotonic()
     why = f"{lost.died} in {lost.at!r}" + lost.because
     notice = Notice(run=rank.run, rank=rank.rank, host=briefing.local.hostname, why=why, port=rank.port)
-    if send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0)):
-        time.sleep(AFTER_NOTICE)
+    send_notice(rank.master, rank.port, notice, seconds=min(NOTICE, left), stay=max(left, 0.0))
 
 
-def _call(rank: Rank) -> ConnectResult:
+def _call(rank: Rank) -> ConnectOutcome:
     """Connect to the master's port, again a moment later where it is open: a process that was just killed still holds it."""
-    heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
-    if heard.outcome in {ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
+    outcome = ask(rank.master, rank.port, timeout=0.3, listen=0.1).outcome
+    if outcome in {ConnectOutcome.REACHED, ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
         time.sleep(DYING)
-        heard = ask_listener(rank.master, rank.port, timeout=0.3, listen=0.1)
-    return heard
+        outcome = ask(rank.master, rank.port, timeout=0.3, listen=0.1).outcome
+    return outcome
 
 
 @contextmanager

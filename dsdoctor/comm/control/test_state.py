@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from dsdoctor.comm.collectives import checks as collective_checks
 from dsdoctor.comm.collectives.checks import STOPPED, FailedExchange, is_consequence
 from dsdoctor.comm.collectives.nccl import NcclFacts
-from dsdoctor.comm.control.member import GATHERED, Member, take_evidence
+from dsdoctor.comm.control.member import GATHERED, PACE, Member, take_evidence
 from dsdoctor.comm.control.messages import EXCHANGES, ExchangeResult, PhaseLog, RankAnswer, RankOrder, Update
 from dsdoctor.comm.mesh.mesh import reach
-from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank
-from dsdoctor.comm.rendezvous.notices import NoticeListener
+from dsdoctor.comm.models import Claim, CommPhase, CommSettings, Mode, Rank, by_rank, named
+from dsdoctor.comm.rendezvous.notices import NOTICES, Notices
 from dsdoctor.comm.results import ConnectOutcome, PairTime, Reach, Speed, Speeds, Stuck
 from dsdoctor.core.finding import Finding, Severity
 from dsdoctor.rules import book
@@ -31,6 +31,11 @@ FINAL_SECONDS = 1.5
 TELL_SECONDS = 1.0
 """Seconds between two words to the supervisor on what the own work is in."""
 CALL_TIMEOUT = 1.0
+LOOK_SECONDS = 1.0
+"""Seconds after which a log is read although its next message has not come."""
+CALL_AGAIN_SECONDS, MAX_REFUSALS, MAX_FAILURES = 3.0, 2, 5
+"""Seconds between two calls to the ranks that import torch, and how often in a row that must be refused, or fail, to be the end of
+the wait: a host that is overloaded answers late."""
 CALLERS = 32
 
 
@@ -72,13 +77,13 @@ def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patienc
     ``patience`` seconds, or when its time is up."""
     began = time.monotonic()
     member.board.put(f"order/{order.number}", order)
-    watch = _Watch(order, member, math.inf if order.groups else patience)
+    watch = _Watch(order, member, claims, math.inf if order.groups else patience)
     while not watch.over():
-        time.sleep(member.pace)
+        continue
+    member.board.put(f"stop/{order.number}", True)
     if not watch.complete:
-        member.board.put(f"stop/{order.number}", True)
         watch.final_answers(FINAL_SECONDS)
-    silent = _call(member, claims, watch.missing)
+    silent = call(member, claims, watch.missing)
     now = time.monotonic()
     return Responses(
         order=order,
@@ -89,7 +94,7 @@ def gather(member: Member, claims: Sequence[Claim], order: RankOrder, *, patienc
     )
 
 
-def _call(member: Member, claims: Sequence[Claim], ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
+def call(member: Member, claims: Sequence[Claim], ranks: Sequence[int]) -> dict[int, ConnectOutcome]:
     """Connect to the ranks that did not answer."""
     by_rank = {claim.rank: claim for claim in claims}
 
@@ -109,16 +114,17 @@ def release(member: Member, status: int, number: int, *, mute: int, verdict: str
     others = max(member.board.get(GATHERED, int) - 1 - mute, 0)
     log, gone, until = member.board.log("ends"), 0, time.monotonic() + FINAL_SECONDS
     while gone < others and time.monotonic() < until:
+        log.wait(LOOK_SECONDS / 4)
         gone += sum(1 for _ in log.news(int))
-        time.sleep(member.pace)
+    member.board.store.set(f"{NOTICES}/over", b"1")
     member.clear()
 
 
 class _Watch:
     """The answers to one order, with rank 0's own work."""
 
-    def __init__(self, order: RankOrder, member: Member, patience: float) -> None:
-        self._member, self._patience, self._order = member, patience, order
+    def __init__(self, order: RankOrder, member: Member, claims: Sequence[Claim], patience: float) -> None:
+        self._member, self._claims, self._patience, self._order = member, claims, patience, order
         self._log = member.board.log(f"answers/{order.number}")
         self._job = member.begin(order)
         self._until = time.monotonic() + order.seconds
@@ -127,7 +133,8 @@ class _Watch:
         apart = {*range(member.world)} - {rank for group in order.groups for rank in group}
         self._groups = [set(group) for group in (*order.groups, tuple(apart)) if group]
         self._trouble: dict[int, float] = {}
-        self._told = self.moved
+        self._told, self._called, self._looked = self.moved, self.moved, self.moved
+        self._failures: dict[int, int] = {}
 
     @property
     def complete(self) -> bool:
@@ -140,16 +147,39 @@ class _Watch:
         return [rank for rank in range(self._member.world) if rank not in self.answers]
 
     def over(self) -> bool:
-        """Look once, and return whether there is nothing more to wait for."""
+        """Wait a moment for an answer, and return whether there is nothing more to wait for."""
         self._own(self._job.poll)
-        self._read()
+        self._read(0.0 if self.complete else PACE)
         now = time.monotonic()
         if now > self._told + TELL_SECONDS and self._job.at:
             self._told = now
-            self._member.say(Update(at=f"{self._order.phase.value}: {self._job.at}"))
+            self._member.say(Update(at=self._doing(now)))
+        if self._order.phase is CommPhase.SAME and self._is_importer_gone(now):
+            return True
         if self._job.step != self._step:
             self._step, self.moved = self._job.step, now
         return self.complete or self._settled(now) or now > self._until or now > self.moved + self._patience
+
+    def _doing(self, now: float) -> str:
+        """What the order is in: of an import the ranks that are in it."""
+        if self._order.phase is not CommPhase.SAME or not self.missing:
+            return f"{self._order.phase.value}: {self._job.at}"
+        who, took = named(self.missing, by_rank(self._claims)), now - self._member.briefing.began
+        return f"{who} {'is' if len(self.missing) == 1 else 'are'} importing torch, {took:.0f} s"
+
+    def _is_importer_gone(self, now: float) -> bool:
+        """Whether a rank that imports torch does not answer any more: nobody says so of a process that was killed."""
+        if now < self._called + CALL_AGAIN_SECONDS:
+            return False
+        outcomes = call(self._member, self._claims, self.missing)
+        self._called = time.monotonic()
+        self._failures = {
+            rank: self._failures.get(rank, 0) + 1 for rank, how in outcomes.items() if how is not ConnectOutcome.REACHED
+        }
+        return any(
+            count >= (MAX_REFUSALS if outcomes[rank] is ConnectOutcome.REFUSED else MAX_FAILURES)
+            for rank, count in self._failures.items()
+        )
 
     def _settled(self, now: float) -> bool:
         """Whether of every group all answered, or one had a problem and the others had a moment to say so too."""
@@ -169,8 +199,7 @@ class _Watch:
         self._own(self._job.stop)
         until = time.monotonic() + seconds
         while not self.complete and time.monotonic() < until:
-            self._read()
-            time.sleep(self._member.pace)
+            self._read(PACE)
 
     def _own(self, look: "Callable[[], RankAnswer | None]") -> None:
         if self._member.rank not in self.answers:
@@ -178,9 +207,12 @@ class _Watch:
             if answer is not None:
                 self.answers[answer.rank] = answer
 
-    def _read(self) -> None:
-        for answer in self._log.news(RankAnswer):
-            self.answers[answer.rank] = answer
+    def _read(self, seconds: float) -> None:
+        """Take the answers that come within a moment. One whose writer died before its text was there holds up none for long."""
+        if self._log.wait(seconds) or time.monotonic() > self._looked + LOOK_SECONDS:
+            self._looked = time.monotonic()
+            for answer in self._log.news(RankAnswer):
+                self.answers[answer.rank] = answer
 
 
 # The state of a test on rank 0: which ranks came, what was found, how much time is left. Phases read it and add to it.
@@ -200,7 +232,7 @@ class TestRun:
     their group, ``together`` whether all are in it."""
 
     member: Member
-    notices: NoticeListener
+    notices: Notices
     phase_log: PhaseLog
     began: float
     end: float

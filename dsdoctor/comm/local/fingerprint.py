@@ -103,6 +103,12 @@ DEVICE = {
 HARMLESS = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "OMP_NUM_THREADS", "NCCL_IGNORE_CPU_AFFINITY")
 
 
+def installed_versions() -> dict[str, str]:
+    """Versions as they are installed: torch, DeepSpeed, Python. Imports none of them."""
+    facts = {"torch": _installed("torch"), "deepspeed": _installed("deepspeed"), "python": platform.python_version()}
+    return {name: value for name, value in facts.items() if value}
+
+
 def versions_here() -> dict[str, str]:
     """Versions of this process, in which torch was imported already: torch, CUDA, NCCL as loaded, DeepSpeed, Python."""
     import torch

@@ -81,7 +81,8 @@ class _Case:
             return False
         if group.side is Side.EVERYWHERE:
             return True
-        return group.side is not Side.FROM and all(master in pair for pair in group.pairs) and self._leads_to(master)
+        leads_there = any(target == master for _, target in group.pairs)
+        return leads_there and group.side is not Side.FROM and all(master in pair for pair in group.pairs)
 
     @property
     def limited(self) -> bool:
@@ -141,9 +142,6 @@ class _Case:
             f"{self.mesh.who(reach.source)} -> {self.mesh.who(reach.target)} at {reach.address}: {reach.outcome.value}"
             for reach in self.failed[:MAX_NAMED]
         )
-
-    def _leads_to(self, host: str) -> bool:
-        return any(target == host for _, target in self.group.pairs)
 
 
 def _cases(mesh: ConnectionMatrix) -> Iterator[_Case]:

@@ -62,14 +62,6 @@ DATA_SEGMENTS_OUT, DSACK_DUPS = 156, 216
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConnectResult:
-    """How it ended, and the first text of a listener that sends something by itself (such as ssh)."""
-
-    outcome: ConnectOutcome
-    banner: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wire:
     """What the kernel knows about a connection: largest segment, path MTU, segments sent again that had been lost, segments sent,
     and the smoothed round trip in seconds."""
@@ -114,20 +106,6 @@ def outcome_of(error: OSError) -> ConnectOutcome:
     if isinstance(error, TimeoutError):
         return ConnectOutcome.TIMED_OUT
     return ConnectOutcome.NO_ROUTE if error.errno in NO_ROUTE else ConnectOutcome.REFUSED
-
-
-def ask_listener(address: str, port: int, *, timeout: float = 3.0, listen: float = 1.0) -> ConnectResult:
-    """Connect, and wait ``listen`` seconds for what the other side sends first."""
-    opened = connect(address, port, timeout=timeout)
-    if isinstance(opened, ConnectOutcome):
-        return ConnectResult(outcome=opened)
-    with opened:
-        opened.settimeout(listen)
-        try:
-            banner = opened.recv(80).decode("ascii", errors="replace").strip()
-        except OSError:
-            banner = ""
-    return ConnectResult(outcome=ConnectOutcome.STRANGER if banner else ConnectOutcome.SILENT, banner=banner)
 
 
 def wire_of(connection: socket.socket) -> Wire | None:

@@ -1,14 +1,12 @@
 """Who came to the rendezvous -> which ranks did not, came twice or differ; what kept one from the store. Judges, never looks."""
 
 import socket
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dsdoctor.comm.local.interfaces import bounded, is_loopback
 from dsdoctor.comm.models import MAX_NAMED, Claim, Rank, by_rank, named
-from dsdoctor.comm.rendezvous.heartbeat import Heartbeat
 from dsdoctor.comm.rendezvous.notices import UNNAMED, Notice
 from dsdoctor.comm.rendezvous.store import StoreUnreachable
 from dsdoctor.comm.results import ConnectOutcome
@@ -17,8 +15,8 @@ from dsdoctor.core.text import and_more
 from dsdoctor.rules import book
 
 LOOKUP = 3.0
-REVERSE = 10.0
-"""Seconds at most for an address, and for a name."""
+"""Seconds at most for an address."""
+LOOKING_UP = "asking the name server for its own address"
 
 
 def addresses_of(master: str) -> tuple[str, ...]:
@@ -31,14 +29,6 @@ def addresses_of(master: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found or ()))
 
 
-def reverse_lookup(address: str) -> float:
-    """Seconds for the name of an address, found or not, as torch asks for it: an IPv4 one in IPv6's form."""
-    began = time.monotonic()
-    asked = address if ":" in address else f"::ffff:{address}"
-    bounded(lambda: socket.getnameinfo((asked, 0), 0), REVERSE)
-    return time.monotonic() - began
-
-
 SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
 LATE_SECONDS = 15.0
 """Seconds between the first and the last rank from which a late start is reported; imports alone take some."""
@@ -48,15 +38,13 @@ LATE_SECONDS = 15.0
 class Arrivals:
     """The ranks that came: ``me`` is rank 0 (or, where rank 0 was not reached, the rank that looks), ``claims`` in the
     order in which they came. ``notices`` are what ranks that cannot come told rank 0; ``perhaps``
-    are those of ranks that may be another job's; ``starting`` are ranks that had not come when the time was up and were heard of;
-    ``resolved`` is what MASTER_ADDR is on the host of rank 0."""
+    are those of ranks that may be another job's; ``resolved`` is what MASTER_ADDR is on the host of rank 0."""
 
     me: Rank
     claims: tuple[Claim, ...]
     waited: float
     notices: dict[int, Notice] = field(default_factory=dict)
     perhaps: dict[int, Notice] = field(default_factory=dict)
-    starting: dict[int, Heartbeat] = field(default_factory=dict)
     resolved: tuple[str, ...] = ()
 
     @property
@@ -68,11 +56,11 @@ class Arrivals:
     @property
     def silent(self) -> tuple[int, ...]:
         """The ranks that did not come and did not say anything."""
-        return tuple(rank for rank in self.missing if rank not in self.notices and rank not in self.starting)
+        return tuple(rank for rank in self.missing if rank not in self.notices)
 
 
 def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank was started and cannot take part; it told rank 0 why over plain TCP."""
+    """A rank was started and cannot take part; it told rank 0 why."""
     by_why: dict[str, list[int]] = defaultdict(list)
     hosts = [""] * arrivals.me.world
     for rank in arrivals.missing:
@@ -83,35 +71,11 @@ def rank_unable(arrivals: Arrivals) -> Iterator[Finding]:
         yield book.finding(
             "rank-unable",
             Severity.ERROR,
-            evidence=("it reported this to rank 0, and did not join",),
+            evidence=("it reported this to rank 0",),
             blames=ranks,
             ranks=named(tuple(ranks), tuple(hosts)),
             why=why,
             host=hosts[ranks[0]],
-        )
-
-
-def rank_starting(arrivals: Arrivals) -> Iterator[Finding]:
-    """A rank runs, and had not come to the rendezvous at the deadline."""
-    if not arrivals.starting or any(rank_duplicated(arrivals)) or any(world_size_differs(arrivals)):
-        return
-    by_at: dict[str, list[Heartbeat]] = defaultdict(list)
-    for rank, beat in sorted(arrivals.starting.items()):
-        if rank in arrivals.missing and rank not in arrivals.notices:
-            by_at[beat.at[:60]].append(beat)
-    for at, beats in by_at.items():
-        hosts = [""] * arrivals.me.world
-        for beat in beats:
-            hosts[beat.rank] = beat.host
-        yield book.finding(
-            "rank-starting",
-            Severity.ERROR,
-            evidence=(f"waited {arrivals.waited:.0f} s; it is running, and rank 0 receives its heartbeats",),
-            blames=[beat.rank for beat in beats],
-            ranks=named([beat.rank for beat in beats], hosts),
-            state=at,
-            seconds=f"{max(beat.seconds for beat in beats):.0f}",
-            host=beats[0].host,
         )
 
 
@@ -220,9 +184,49 @@ def _places(claims: Iterable[Claim]) -> str:
 
 
 CHECKS = (
-    *(rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_starting, rank_missing),
+    *(rank_unable, rank_duplicated, world_size_differs, gpu_shared, rank_missing),
     rank_arrives_late,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Importing:
+    """A rank that came and had not imported torch when the time was up: what it was ``doing``, for how many seconds."""
+
+    claim: Claim
+    doing: str
+    seconds: float
+
+
+def rank_starting(importing: Iterable[Importing], me: Rank) -> Iterator[Finding]:
+    """A rank runs, and could not take part in an exchange before the deadline."""
+    by_doing: dict[str, list[Importing]] = defaultdict(list)
+    for one in importing:
+        by_doing[one.doing].append(one)
+    for doing, several in by_doing.items():
+        ranks, seconds = [one.claim.rank for one in several], max(one.seconds for one in several)
+        first = several[0].claim
+        if doing == LOOKING_UP:
+            yield book.finding(
+                "store-slow",
+                Severity.ERROR,
+                rank=first.rank,
+                host=first.host,
+                where=f"{me.master}:{me.port}",
+                seconds=f"{seconds:.0f}",
+                address=first.address,
+            )
+            continue
+        yield book.finding(
+            "rank-starting",
+            Severity.ERROR,
+            evidence=(f"waited {seconds:.0f} s; it is running, and answers rank 0",),
+            blames=ranks,
+            ranks=named(ranks, by_rank(one.claim for one in several)),
+            state=doing,
+            seconds=f"{seconds:.0f}",
+            host=first.host,
+        )
 
 
 APART = 10
@@ -231,16 +235,14 @@ APART = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """A rank that did not reach the board: itself, and why. ``addresses`` are its host's, ``resolved`` what MASTER_ADDR is there;
-    ``lookup`` is how many seconds the name server took for the name of that address, None where that was not asked. ``named``:
-    the titles begin with the rank; it is False where the reader knows who it is."""
+    """A rank that did not reach the board: itself, and why. ``addresses`` are its host's, ``resolved`` what MASTER_ADDR is there.
+    ``named``: the titles begin with the rank; it is False where the reader knows who it is."""
 
     me: Rank
     host: str
     why: StoreUnreachable
     addresses: tuple[str, ...] = ()
     resolved: tuple[str, ...] = ()
-    lookup: float | None = None
     named: bool = True
 
     @property
@@ -248,12 +250,10 @@ class Absent:
         """Which of the checks says it: they exclude each other."""
         why, other = self.why, self.why.rank_zero
         named = {
-            "starting": why.starting,
             "port differs": bool(other and (other.run, other.world) == (self.me.run, self.me.world)),
             "elsewhere": why.elsewhere,
             "claimed": self.twin is not None,
             "held": bool(other or why.holders or (why.taken and why.token_missing)),
-            "slow": why.slow,
             "no rank 0": why.token_missing or why.ended,
             "refused": bool(why.detail),
             "in use": why.taken or why.outcome in {ConnectOutcome.STRANGER, ConnectOutcome.SILENT},
@@ -397,26 +397,6 @@ def master_address_not_here(absent: Absent) -> Iterator[Finding]:
     )
 
 
-def store_slow(absent: Absent) -> Iterator[Finding]:
-    """The store answers at once, and torch's own client was not through with it in time."""
-    if absent.case != "slow":
-        return
-    me, took = absent.me, absent.lookup
-    asked = (
-        f"the name server took {took:.1f} s for the name of {absent.resolved[0]}" if took and absent.resolved else ""
-    )
-    yield book.finding(
-        "store-slow",
-        Severity.ERROR,
-        evidence=(asked,) if asked else (),
-        rank=me.rank,
-        host=absent.host,
-        where=f"{me.master}:{me.port}",
-        seconds=f"{absent.why.seconds:.0f}",
-        address=absent.resolved[0] if absent.resolved else me.master,
-    )
-
-
 def master_unreachable(absent: Absent) -> Iterator[Finding]:
     """A rank cannot reach the address of rank 0."""
     if absent.case != "unreachable":
@@ -459,22 +439,6 @@ def master_port_refused(absent: Absent) -> Iterator[Finding]:
         )
 
 
-def rank_zero_starting(absent: Absent) -> Iterator[Finding]:
-    """Rank 0 runs, and did not serve its store before the deadline."""
-    zero = absent.why.rank_zero
-    if absent.case == "starting" and zero is not None:
-        yield book.finding(
-            "rank-zero-starting",
-            Severity.ERROR,
-            evidence=(f"waited {absent.why.seconds:.0f} s for it, until the deadline",),
-            rank=absent.me.rank,
-            host=absent.host,
-            other_host=zero.host,
-            state=zero.at[:60],
-            seconds=f"{zero.seconds:.0f}",
-        )
-
-
 def rank_zero_missing(absent: Absent) -> Iterator[Finding]:
     """A store answers at the master's address, and rank 0 of this test is not there."""
     if absent.case == "no rank 0":
@@ -499,13 +463,6 @@ def free_port_like(port: int) -> int:
 
 
 ABSENT_CHECKS = (
-    *(
-        master_port_in_use,
-        master_port_held,
-        rank_claimed_again,
-        master_port_differs,
-        master_address_not_here,
-        store_slow,
-    ),
-    *(master_unreachable, master_port_refused, rank_zero_starting, rank_zero_missing),
+    *(master_port_in_use, master_port_held, rank_claimed_again, master_port_differs, master_address_not_here),
+    *(master_unreachable, master_port_refused, rank_zero_missing),
 )

@@ -1,7 +1,8 @@
-"""Opens the board: serve the store (rank 0 without torchrun) or connect to it, within our own time limits.
+"""The board of a test: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
 
-torch does not keep its own limits: connecting takes twice the timeout asked for, and with another program on the port a client
-waits for ever. So who listens is asked over plain TCP first, and torch is called in a thread that may be abandoned.
+Rank 0 writes numbered orders, every rank waits for them and adds its answer to that order's log. A log is a counter and an entry
+for each number, so rank 0 reads every answer once: traffic grows with the number of ranks, not with its square. Needs no torch:
+where torchrun's agent does not serve the store, rank 0 does from its first moment.
 """
 
 import contextlib
@@ -12,28 +13,20 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Any, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from dsdoctor.comm.local.interfaces import bounded
-from dsdoctor.comm.mesh.mesh import connect
 from dsdoctor.comm.models import Claim, Rank
-from dsdoctor.comm.rendezvous.heartbeat import BACKLOG, Door, Heartbeat, HeartbeatReader, bind
-from dsdoctor.comm.rendezvous.notices import Listener, RankZero, ask, ports
+from dsdoctor.comm.rendezvous.notices import RANK_ZERO, RankZero, ask, ports, rank_zero_at
+from dsdoctor.comm.rendezvous.tcp_store import BACKLOG, StoreClient, StoreServer
 from dsdoctor.comm.results import ConnectOutcome
 from dsdoctor.core.redaction import process
 from dsdoctor.core.text import decode
-
-# The board: messages between the control processes of all ranks over a TCPStore. Keys are prefixed by a random token.
-#
-# Rank 0 writes numbered orders, every rank reads them and adds its answer to that order's log. A log is a counter and an entry
-# for each number, so rank 0 reads every answer once: traffic grows with the number of ranks, not with its square.
-
 
 Message = TypeVar("Message")
 BATCH = 256
@@ -44,13 +37,14 @@ switch does not have), and the mesh can tell so. What is more than ``MOST`` afte
 
 
 class TcpStore(Protocol):
-    """The part of torch.distributed's TCPStore that is used."""
+    """The part of ``StoreClient`` that a board uses."""
 
     def add(self, key: str, amount: int, /) -> int: ...
-    def set(self, key: str, value: bytes | str, /) -> None: ...
+    def set(self, key: str, value: bytes, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def wait(self, key: str, seconds: float, /) -> bool: ...
 
 
 class Log:
@@ -73,6 +67,10 @@ class Log:
     def count(self) -> int:
         """How many messages were ever written."""
         return self._board.store.add(self._board.key(f"{self._name}/n"), 0)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a message is there that was not read here, now or within so many seconds. The store is asked once for each."""
+        return self._board.wait(f"{self._name}/{self._read + 1}", seconds)
 
     def news(self, kind: type[Message]) -> Iterator[Message]:
         """The messages that came since the last call. A message whose writer died between its number and its text is waited
@@ -115,6 +113,10 @@ class MessageBoard:
         """Whether there is a message of that name."""
         return self.store.check([self.key(name)])
 
+    def wait(self, name: str, seconds: float) -> bool:
+        """Whether there is a message of that name, now or within so many seconds."""
+        return self.store.wait(self.key(name), seconds)
+
     def get(self, name: str, kind: type[Message]) -> Message:
         """A message that is there."""
         return unpacked(self.store.get(self.key(name)), kind)
@@ -151,12 +153,13 @@ RETRY = 0.2
 CONNECT = 3.0
 ANSWER = 6.0
 """Seconds in which what listens must answer."""
-ASKED_PER_SECOND = 1000
-"""How often rank 0 is asked, by all ranks together, whether it serves its store by now."""
 TOKEN = 3.0
-"""Seconds from the moment at which a store answers to that at which its rank 0 has written to it."""
+"""Seconds from the moment at which a store answers to that at which its rank 0 has written to it, where the port was taken."""
 LOOK, BESIDE = 2.0, 0.3
 """Seconds between two looks at the ports beside the master's that refuses, and for a connection to each."""
+LOOKUP_SECONDS = 3.0
+ENDING_SECONDS = 2.0
+"""Seconds in which who has the master's port and answers nobody may end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +167,8 @@ class StoreUnreachable:
     """Why there is no store. ``taken``: the port was taken when rank 0 wanted to serve on it. ``listener`` is the process
     that listens there, where it is one of this user on this host, and ``above`` says that it started this rank; ``banner`` is
     what it sent. ``elsewhere``: the address is none of rank 0's host, and does not lead to it. ``rank_zero`` is another rank 0
-    that listens on that port or beside it; ``holders`` are the processes of a test that has begun there, rank 0 first.
-    ``slow``: a store answers, and torch's client was not through with it in time. ``token_missing``: a store answers, and no
-    rank 0 of this test has written to it. ``ended``: it went while this rank waited. ``starting``: ``rank_zero`` is this job's own,
-    and did not serve a store yet when the time was up."""
+    that serves on that port or beside it; ``holders`` are the processes of a test that has begun there, rank 0 first.
+    ``token_missing``: a store answers, and no rank 0 of this test has written to it. ``ended``: it went while this rank waited."""
 
     outcome: ConnectOutcome
     seconds: float
@@ -178,207 +179,185 @@ class StoreUnreachable:
     elsewhere: bool = False
     rank_zero: RankZero | None = None
     holders: tuple[Claim, ...] = ()
-    slow: bool = False
     token_missing: bool = False
     ended: bool = False
-    starting: bool = False
     detail: str = ""
 
 
-Say = Callable[[str], None]
-
-
 @dataclass(frozen=True, kw_only=True)
-class Wait:
-    """How long a store is waited for: ``seconds``, and until ``latest`` (monotonic) while rank 0 is heard of, which is starting.
-    ``say`` gets what is waited for then."""
+class Served:
+    """The store of rank 0. ``failure``: why it is not at the master's address; ``own_address``: whether that is one of this host's;
+    ``beside``: where it answers too."""
 
-    seconds: float
-    latest: float = 0.0
-    say: Say = print
+    server: StoreServer
+    me: RankZero
+    failure: StoreUnreachable | None = None
+    own_address: bool = True
+    beside: tuple[str, int] | None = None
 
 
-def open_board(rank: Rank, wait: Wait, door: Door | None = None) -> MessageBoard | StoreUnreachable:
-    """The board of this test: rank 0 makes its prefix known to the others under the name of the run. ``door``: rank 0's port, where
-    it listens already."""
-    began = time.monotonic()
-    store = _serve(rank, wait.seconds, door) if rank.rank == 0 and not rank.agent_store else None
-    if isinstance(store, StoreUnreachable) and not store.taken:
-        return store
+def open_served(rank: Rank) -> Served:
+    """Listen on the master's port, unless torchrun's agent does, and on one of those beside it. Answers nobody yet."""
+    found = bounded(lambda: socket.getaddrinfo(rank.master, None, type=socket.SOCK_STREAM), LOOKUP_SECONDS)
+    addresses = sorted({str(entry[4][0]) for entry in found or ()}, key=lambda address: ":" in address)
+    sockets: list[socket.socket] = []
+    failure, own_address = None, True
+    if not addresses:
+        failure = StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
+    elif not rank.agent_store:
+        try:
+            listening, own_address = _bound_soon(addresses[0], rank.port)
+            sockets.append(listening)
+        except OSError as error:
+            taken, why = error.errno == errno.EADDRINUSE, error.strerror or str(error)
+            failure = StoreUnreachable(
+                outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail="" if taken else why
+            )
+    beside = None
+    for port in ports(rank.port) if addresses else ():
+        with suppress(OSError):
+            listening, is_own = _bound(addresses[0], port)
+            sockets.append(listening)
+            beside = addresses[0] if is_own else "127.0.0.1" if listening.family == socket.AF_INET else "::1", port
+            break
+    me = RankZero(run=rank.run, world=rank.world, port=rank.port, host=socket.gethostname(), pid=os.getpid())
+    server = StoreServer(sockets)
+    server.put(RANK_ZERO, msgspec.json.encode(me))
+    return Served(server=server, me=me, failure=failure, own_address=own_address, beside=beside)
+
+
+def _bound_soon(address: str, port: int) -> tuple[socket.socket, bool]:
+    """The same as ``_bound``; who has the port and answers nobody is ending, such as the job before this one."""
+    until = time.monotonic() + ENDING_SECONDS
+    while True:
+        try:
+            return _bound(address, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+                raise
+            heard = ask(address, port, timeout=BESIDE, listen=BESIDE)
+            if heard.said or heard.outcome not in {ConnectOutcome.REFUSED, ConnectOutcome.STRANGER}:
+                raise
+        time.sleep(RETRY)
+
+
+def _bound(address: str, port: int) -> tuple[socket.socket, bool]:
+    """A socket that listens at an address, else at all; whether it is one of this host's: a service's or a translated one is not.
+    Raises OSError."""
+    listening, is_own = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET), True
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            listening.bind(("", port))
+            is_own = False
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening, is_own
+
+
+def open_board(rank: Rank, seconds: float, served: Served | None = None) -> MessageBoard | StoreUnreachable:
+    """The board of this test: rank 0 makes its prefix known to the others under the name of the run. ``served``: rank 0's store."""
+    began, failure = time.monotonic(), served.failure if served else None
+    if failure and not failure.taken:
+        return failure
+    if served and not failure and not served.own_address and (outcome := _leads_elsewhere(served, rank)):
+        return StoreUnreachable(outcome=outcome, seconds=ANSWER, elsewhere=True)
     # the port may be taken by a second rank 0; joining as a client makes both visible
-    taken = isinstance(store, StoreUnreachable)
-    if store is None or isinstance(store, StoreUnreachable):
-        store = _reach(rank, replace(wait, seconds=min(wait.seconds, ANSWER)) if taken else wait, taken=taken)
+    taken = failure is not None
+    store = _reach(rank, min(seconds, ANSWER) if taken else seconds, taken=taken)
     if isinstance(store, StoreUnreachable):
         return store
-    left = TOKEN if taken else wait.seconds - (time.monotonic() - began)
     try:
-        return _find(store, rank, replace(wait, seconds=left), taken=taken)
-    except Exception as error:
-        # torch raises another type in each release
+        found = _find(store, rank, TOKEN if taken else seconds - (time.monotonic() - began), taken=taken)
+    except OSError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
-        return StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
+        found = StoreUnreachable(outcome=ConnectOutcome.CUT_OFF, seconds=time.monotonic() - began, ended=True)
+    if isinstance(found, StoreUnreachable):
+        store.close()
+    return found
 
 
-def _find(store: TcpStore, rank: Rank, wait: Wait, *, taken: bool) -> MessageBoard | StoreUnreachable:
+def _find(store: StoreClient, rank: Rank, seconds: float, *, taken: bool) -> MessageBoard | StoreUnreachable:
     """The board of a store: rank 0 writes the random prefix, the others wait for it."""
-    name = f"dsdoctor-comm/{rank.run}/token"
+    name, began = f"dsdoctor-comm/{rank.run}/token", time.monotonic()
+    zero = rank_zero_at(store)
+    if zero and (zero.run, zero.port) != (rank.run, rank.port):
+        return StoreUnreachable(
+            outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, rank_zero=zero, **_listening(rank.port, taken)
+        )
     if rank.rank == 0 and not taken and store.add(f"{name}/n", 1) == 1:
         token = secrets.token_hex(8)
-        store.set(name, token)
+        store.set(name, token.encode())
         return MessageBoard(store, f"dsdoctor-comm/{token}", ours=True)
-    began, beats = time.monotonic(), HeartbeatReader(store, rank.run, rank.world)
-    until = began + max(wait.seconds, 1.0)
-    while not store.check([name]):
-        beats.look()
-        zero = next((beat for beat in beats.alive if beat.rank == 0 and rank.rank), None)
-        if zero:
-            wait.say(f"waiting for rank 0 ({zero.host}): {zero.at}")
-        if time.monotonic() > (max(until, wait.latest) if zero else until):
-            return StoreUnreachable(
-                outcome=ConnectOutcome.SILENT,
-                seconds=time.monotonic() - began,
-                token_missing=True,
-                taken=taken,
-                starting=zero is not None,
-                rank_zero=_as_rank_zero(zero, rank) if zero else None,
-                **_listening(rank.port, taken),
-            )
-        time.sleep(0.05)
+    if not store.wait(name, max(seconds, 1.0)):
+        return StoreUnreachable(
+            outcome=ConnectOutcome.SILENT,
+            seconds=time.monotonic() - began,
+            token_missing=True,
+            taken=taken,
+            **_listening(rank.port, taken),
+        )
     return MessageBoard(store, f"dsdoctor-comm/{store.get(name).decode(errors='replace')}")
 
 
-def _as_rank_zero(beat: Heartbeat, rank: Rank) -> RankZero:
-    return RankZero(
-        run=rank.run, world=beat.world, port=rank.port, host=beat.host, pid=beat.pid, at=beat.at, seconds=beat.seconds
-    )
-
-
-def _serve(rank: Rank, seconds: float, door: Door | None) -> "TcpStore | StoreUnreachable":
-    """Listen on the master's address where that is one of this host's, else on all."""
-    listening, ours = door.take() if door else None, door is not None and door.own_address
-    if listening is None:
-        listening = socket.socket(socket.AF_INET6 if ":" in rank.master else socket.AF_INET)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door = None
-    with listening:
-        try:
-            if door is None:
-                ours = bind(listening, rank)
-                listening.listen(BACKLOG)
-        except OSError as error:
-            if isinstance(error, socket.gaierror):
-                return StoreUnreachable(outcome=ConnectOutcome.NO_NAME, seconds=0.0)
-            taken, why = error.errno == errno.EADDRINUSE, error.strerror or str(error)
-            return StoreUnreachable(
-                outcome=ConnectOutcome.STRANGER, seconds=0.0, taken=taken, detail="" if taken else why
-            )
-        outcome = None if ours else _leads_elsewhere(listening, rank)
-        if outcome:
-            return StoreUnreachable(outcome=outcome, seconds=ANSWER, elsewhere=True)
-        handle = os.dup(listening.fileno())
-    return _torch_store(rank, handle, seconds) or StoreUnreachable(
-        outcome=ConnectOutcome.SILENT, seconds=seconds, slow=True
-    )
-
-
-def _leads_elsewhere(listening: socket.socket, rank: Rank) -> ConnectOutcome | None:
-    """How connecting to the master's address ends where that does not lead to this socket."""
+def _leads_elsewhere(served: Served, rank: Rank) -> ConnectOutcome | None:
+    """How connecting to the master's address ends where that does not lead to this store."""
     until, outcome = time.monotonic() + ANSWER, ConnectOutcome.TIMED_OUT
-    listening.settimeout(1.0)
     while time.monotonic() < until:
-        opened = connect(rank.master, rank.port, timeout=CONNECT)
-        if isinstance(opened, ConnectOutcome):
-            outcome = opened
+        heard = ask(rank.master, rank.port, timeout=CONNECT, listen=CONNECT)
+        outcome = ConnectOutcome.STRANGER
+        if heard.outcome is not ConnectOutcome.REACHED:
+            outcome = heard.outcome
         else:
-            with opened, contextlib.suppress(OSError):
-                listening.accept()[0].close()
-                listening.settimeout(None)
-                return None
-            outcome = ConnectOutcome.STRANGER
+            with suppress(OSError), contextlib.closing(StoreClient(rank.master, rank.port)) as store:
+                if rank_zero_at(store) == served.me:
+                    return None
         time.sleep(RETRY)
     return outcome
 
 
-def _reach(rank: Rank, wait: Wait, *, taken: bool) -> "TcpStore | StoreUnreachable":
-    """Connect as a client, as soon as the port is open. A rank 0 of this run that does not serve its store yet is waited for."""
+def _reach(rank: Rank, seconds: float, *, taken: bool) -> StoreClient | StoreUnreachable:
+    """Connect as a client, as soon as the port is open."""
     began, outcomes, other = time.monotonic(), Counter[ConnectOutcome](), None
-    look, until = began + LOOK, began + wait.seconds
-    starting: RankZero | None = None
-    while time.monotonic() < (max(until, wait.latest) if starting else until):
-        left = max(until, wait.latest if starting else 0.0) - time.monotonic()
+    look, until = began + LOOK, began + seconds
+    while (left := until - time.monotonic()) > 0:
         heard = ask(rank.master, rank.port, timeout=min(CONNECT, max(left, 0.2)), listen=ANSWER)
-        starting = heard.rank_zero if heard.rank_zero and _is_starting(heard.rank_zero, rank) else None
-        if starting:
-            wait.say(f"waiting for rank 0 ({starting.host}): {starting.at}")
-            time.sleep(max(RETRY, rank.world / ASKED_PER_SECOND))
-            continue
-        if heard.outcome in {ConnectOutcome.REACHED, ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
-            return _join(rank, heard, left, began, taken=taken)
+        if heard.outcome is ConnectOutcome.REACHED:
+            with suppress(OSError):
+                return StoreClient(rank.master, rank.port)
+        elif heard.outcome in {ConnectOutcome.SILENT, ConnectOutcome.STRANGER}:
+            return StoreUnreachable(
+                outcome=heard.outcome,
+                seconds=time.monotonic() - began,
+                taken=taken,
+                banner=heard.said,
+                **_listening(rank.port, heard.here),
+            )
         outcomes[heard.outcome] += 1
         if rank.rank and time.monotonic() > look and heard.outcome is ConnectOutcome.REFUSED:
             look, other = time.monotonic() + LOOK, _rank_zero_beside(rank)
         if other:
             return StoreUnreachable(outcome=heard.outcome, seconds=time.monotonic() - began, rank_zero=other)
         time.sleep(RETRY)
-    seconds = time.monotonic() - began
-    if starting:
-        return StoreUnreachable(
-            outcome=ConnectOutcome.SILENT, seconds=seconds, taken=taken, rank_zero=starting, starting=True
-        )
     # the time limit may have cut the last attempt short, so the most frequent outcome counts
     outcome = outcomes.most_common(1)[0][0] if outcomes else ConnectOutcome.TIMED_OUT
-    return StoreUnreachable(outcome=outcome, seconds=seconds, taken=taken)
-
-
-def _is_starting(heard: RankZero, rank: Rank) -> bool:
-    """Whether it is rank 0 of this job, before it serves its store."""
-    return bool(heard.at) and (heard.run, heard.port) == (rank.run, rank.port)
-
-
-def _join(rank: Rank, heard: Listener, left: float, began: float, *, taken: bool) -> "TcpStore | StoreUnreachable":
-    """torch's client of what listens there; a store before torch 2.2 is one that answers torch's client alone."""
-    store = None
-    if heard.outcome is ConnectOutcome.REACHED:
-        # a client that waits for the name server is slow, and its store is one all the same
-        store = _torch_store(rank, None, max(left, 3 * ANSWER))
-    elif not heard.said and heard.rank_zero is None:
-        store = _torch_store(rank, None, min(ANSWER, max(left, 1.0)))
-    return store or StoreUnreachable(
-        outcome=heard.outcome,
-        seconds=time.monotonic() - began,
-        taken=taken,
-        banner=heard.said,
-        rank_zero=heard.rank_zero,
-        slow=heard.outcome is ConnectOutcome.REACHED,
-        **_listening(rank.port, heard.here),
-    )
+    return StoreUnreachable(outcome=outcome, seconds=time.monotonic() - began, taken=taken)
 
 
 def _rank_zero_beside(rank: Rank) -> RankZero | None:
-    """The rank 0 that waits for us with another MASTER_PORT: it listens for notices on one of the ports above its own."""
+    """The rank 0 that waits for us with another MASTER_PORT: it serves its store on one of the ports above its own too."""
     for port in ports(rank.port):
-        heard = ask(rank.master, port, timeout=BESIDE, listen=BESIDE).rank_zero
-        if heard and heard.run == rank.run and heard.world == rank.world and heard.port != rank.port:
-            return heard
+        with suppress(OSError), contextlib.closing(StoreClient(rank.master, port, timeout=BESIDE)) as store:
+            heard = rank_zero_at(store)
+            if heard and (heard.run, heard.world) == (rank.run, rank.world) and heard.port != rank.port:
+                return heard
     return None
-
-
-def _torch_store(rank: Rank, handle: int | None, seconds: float) -> TcpStore | None:
-    """torch's store, None where it does not answer in time. torch raises another type in each release."""
-    return bounded(lambda: _open(rank, handle), seconds, (Exception,))
-
-
-def _open(rank: Rank, handle: int | None) -> TcpStore:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    options: dict[str, Any] = {"wait_for_workers": False, "timeout": timedelta(seconds=30)}
-    if handle is not None:
-        options["master_listen_fd"] = handle
-    store = TCPStore(rank.master, rank.port, None, handle is not None, **options)
-    # a client's constructor accepts any listener; only an answer proves that it is a store
-    store.add("dsdoctor-comm/probe", 0)
-    return cast(TcpStore, store)
 
 
 def _listening(port: int, here: bool) -> dict[str, Any]:
