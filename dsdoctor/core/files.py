@@ -213,12 +213,25 @@ def open_new(path: Path, *, mode: int = PUBLIC) -> BinaryIO:
 
 
 def append_text(path: Path, text: str, *, mode: int = PUBLIC) -> None:
-    """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's raises NotWritten."""
+    """Add to the end of a file, in UTF-8. A link is followed where it is this user's own; another's, and another's pipe, which
+    nobody may ever read, raises NotWritten, and so does a file with a second name, which may be a link to what is not meant."""
     with _named(path):
-        new = 0 if _is_stream(path) else os.O_CREAT | os.O_NOFOLLOW
-        target = real_path(path) if new and _is_own_link(path) else path
+        is_stream = _is_stream(path)
+        target = real_path(path) if not is_stream and _is_own_link(path) else path
+        new = 0 if is_stream else os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         with open_file(os.open(target, EXISTING | new, mode), "ab") as file:
+            if not is_stream:
+                _refuse_foreign(file.fileno(), path, target)
             file.write(text.encode("utf-8", errors="backslashreplace"))
+
+
+def _refuse_foreign(number: int, path: Path, target: os.PathLike[str] | str) -> None:
+    """Raise NotWritten for an open file that is none, or that is not what its one name still leads to."""
+    opened, named = os.fstat(number), os.lstat(target)
+    if not stat.S_ISREG(opened.st_mode):
+        raise NotWritten(errno.EINVAL, "it is not a regular file", str(path))
+    if not os.path.samestat(opened, named) or named.st_nlink > 1:
+        raise NotWritten(errno.EMLINK, "it has hard links, or was exchanged", str(path))
 
 
 @contextmanager

@@ -7,10 +7,11 @@ the answers that change; one that changes none is removed.
 
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, wraps
-from itertools import islice
+from functools import cached_property, lru_cache, wraps
+from itertools import islice, takewhile
 from typing import Concatenate, ParamSpec
 
 from dsdoctor.diagnosis.catalogue import Event, Stage, Tier
@@ -55,6 +56,25 @@ class Origin:
     activity: str = ""
 
 
+class FailureIndex:
+    """Failures by the lines that they cover: a log may have thousands, and each hit asks for those around it."""
+
+    def __init__(self, failures: Iterable[Failure]) -> None:
+        self._failures = sorted(failures, key=lambda one: one.line)
+        self._lines = [one.line for one in self._failures]
+        self._since = [one.since for one in self._failures]  # the first line of each, or of any after it
+        for number in range(len(self._since) - 2, -1, -1):
+            self._since[number] = min(self._since[number], self._since[number + 1])
+
+    def around(self, line: int, message_lines: int = MESSAGE_LINES) -> Iterator[Failure]:
+        """Those in whose traceback or message a line stands."""
+        for number in range(bisect_left(self._lines, line - message_lines), len(self._failures)):
+            if self._since[number] > line:
+                return
+            if self._failures[number].since <= line:
+                yield self._failures[number]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Story:
     """A log that was read, and what began its trouble. ``causes``: all hits that may be the cause. ``off``: relations left out."""
@@ -81,6 +101,29 @@ class Story:
         """The number of the last line that shows an event; 0 where none does."""
         marked = self.read.last.get(event)
         return marked.number if marked else 0
+
+    @cached_property
+    def failures(self) -> FailureIndex:
+        """The failures of the log, by their lines."""
+        return FailureIndex(self.timeline.failures)
+
+    @cached_property
+    def survived_failures(self) -> FailureIndex:
+        """The failures after which their process went on, by their lines."""
+        return FailureIndex([*self.timeline.survived, *(one for one in self.timeline.failures if borne(self, one))])
+
+    @cached_property
+    def recoveries(self) -> list[tuple[int, Speaker]]:
+        """The lines by which a process says that it goes on."""
+        return [*self.timeline.recoveries]
+
+    @cached_property
+    def lines_by_place(self) -> dict[tuple[Speaker, tuple[str, str]], list[int]]:
+        """The lines of the failures that a process raised from one place."""
+        lines: dict[tuple[Speaker, tuple[str, str]], list[int]] = {}
+        for one in (*self.timeline.survived, *self.timeline.failures):
+            lines.setdefault((one.speaker, _place(one)), []).append(one.line)
+        return lines
 
 
 P = ParamSpec("P")
@@ -118,21 +161,17 @@ def ends_its_process(_: Story, failure: Failure) -> str:
 @relation("says-so")
 def says_to_go_on(story: Story, line: int, speaker: Speaker | None) -> str:
     """There are words of going on just behind a line. ``speaker``: who wrote it; None where that is not known."""
-    behind = ((at, one) for at, one in story.timeline.recoveries if line < at <= line + JUST_BEHIND)
+    first = bisect_right(story.recoveries, line, key=lambda one: one[0])
+    behind = takewhile(lambda one: one[0] <= line + JUST_BEHIND, islice(story.recoveries, first, None))
     said = next((at for at, one in behind if speaker is None or same_process(one, speaker)), 0)
     return f"line {said} says that the program goes on without it" if said else ""
 
 
 def died_at(story: Story, line: int, speaker: Speaker | None) -> Failure | None:
     """The failure of this line that ended its process."""
-    of_it = (one for one in story.timeline.failures if _is_of(line, speaker, one))
+    around = story.failures.around(line)
+    of_it = (one for one in around if speaker is None or line == one.line or same_process(speaker, one.speaker))
     return next((one for one in of_it if ends_its_process(story, one)), None)
-
-
-def _is_of(line: int, speaker: Speaker | None, failure: Failure) -> bool:
-    """Whether a line stands in the traceback of a failure, or in its message."""
-    mine = speaker is None or line == failure.line or same_process(speaker, failure.speaker)
-    return mine and failure.since <= line <= failure.line + MESSAGE_LINES
 
 
 def is_recovered(story: Story, line: int, speaker: Speaker | None) -> str:
@@ -198,12 +237,11 @@ def borne(story: Story, failure: Failure) -> str:
 @relation("comes-again")
 def comes_again(story: Story, failure: Failure) -> str:
     """The same process raises from the same place time after time, and goes on training in between: of samples, tasks, answers."""
-    known = (*story.timeline.survived, *story.timeline.failures)
-    same = [one for one in known if one.speaker == failure.speaker and _place(one) == _place(failure) != ("", "")]
-    lines = sorted(one.line for one in same)
-    if len(lines) < 2 or not story.timeline.stepped_between(lines[0], lines[-1]):
+    place = _place(failure)
+    lines = story.lines_by_place.get((failure.speaker, place), []) if place != ("", "") else []
+    if len(lines) < 2 or not story.timeline.stepped_between(min(lines), max(lines)):
         return ""
-    return f"the same process raised from the same place on line {lines[0]} as well, and went on"
+    return f"the same process raised from the same place on line {min(lines)} as well, and went on"
 
 
 def _place(failure: Failure) -> tuple[str, str]:
@@ -600,9 +638,9 @@ def trusted_later(story: Story, latest: Line) -> str:
 @relation("survived-by-its-process")
 def survived_by_its_process(story: Story, hit: Hit, latest: Line) -> str:
     """It stands in an exception after which its process went on."""
-    known = [*story.timeline.survived, *(one for one in story.timeline.failures if borne(story, one))]
-    until = max((one.line for one in known if one.since <= latest.number <= one.line + MESSAGE_LINES), default=0)
-    of_it = until and any(belongs(hit, one) for one in known)
+    known = story.survived_failures
+    stands_in_one = any(known.around(latest.number))
+    of_it = stands_in_one and any(belongs(hit, one) for one in known.around(hit.line, MAX_MESSAGE_LINES))
     return "its process took further steps after it" if of_it else ""
 
 

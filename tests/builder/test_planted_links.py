@@ -159,3 +159,34 @@ def test_a_report_is_not_appended_through_the_link_of_another(
 
     assert victim.read_text() == "precious"
     assert "report.jsonl cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a pipe to another user")
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_report_is_not_appended_to_the_pipe_of_another(
+    is_read: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its opening would wait for a reader, and the training with it."""
+    os.mkfifo(tmp_path / "report.jsonl")
+    os.chown(tmp_path / "report.jsonl", 4711, 4711)
+    reader = os.open(tmp_path / "report.jsonl", os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+
+    announce(tmp_path)
+
+    assert "report.jsonl cannot be written" in capsys.readouterr().err
+    if reader is not None:
+        assert os.read(reader, 100) == b""
+        os.close(reader)
+
+
+def test_a_report_is_not_appended_to_a_file_that_has_another_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    os.link(victim, tmp_path / "report.jsonl")
+
+    announce(tmp_path)
+
+    assert victim.read_text() == "precious"
+    assert "report.jsonl cannot be written" in capsys.readouterr().err

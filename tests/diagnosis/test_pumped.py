@@ -3,9 +3,11 @@
 import io
 import time
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 
+from dsdoctor.diagnosis.catalogue import RULES
 from dsdoctor.diagnosis.lines import raw_lines
 from dsdoctor.diagnosis.scan import INDEX, Entry, Wording
 from tests.diagnosis.pumped import example_of, lines, pumps
@@ -37,7 +39,10 @@ def pumped_lines(entry: Entry) -> Iterator[str]:
 
 
 def seconds_a_megabyte(line: str) -> float:
-    data = "\n".join(f"{line} {number}" for number in range(3)).encode()
+    return cost_of("\n".join(f"{line} {number}" for number in range(3)).encode())
+
+
+def cost_of(data: bytes) -> float:
     began = time.process_time()
     diagnose(raw_lines(io.BytesIO(data)))
     return (time.process_time() - began) / len(data) * 1_000_000
@@ -92,3 +97,37 @@ def test_pumped_lines_are_read_in_time(number: int) -> None:
         costs = (seconds_a_megabyte(line) for _ in range(3))
 
         assert any(cost < SECONDS_A_MEGABYTE for cost in costs), line[:60] + " ... " + line[-60:]
+
+
+SAMPLES = [line for rule in RULES.values() for one in rule.signatures for line in one.sample.split("\n")]
+PROMISED_SECONDS_A_MEGABYTE = 5.0
+"""What SECURITY.md promises of any log."""
+
+
+def hostile_line(kind: str, number: int, random: Random) -> str:
+    """A line of a log that asks for as much as it can: of every rule, of thousands of failures, of as many processes."""
+    sample = random.choice(SAMPLES)
+    match kind:
+        case "samples":
+            return f"{sample} {random.randrange(10**9)}"
+        case "halves":
+            return f"{sample[: len(sample) * 2 // 3]} {number}"
+        case "ranks":
+            return f"[rank{random.randrange(2000)}]: {sample} {number}"
+        case "short":
+            return " ".join(random.choice(SAMPLES) for _ in range(20))[:300]
+        case "failures":
+            label = f"[rank{number % 512}]: "
+            frame = f'Traceback (most recent call last):\n{label}  File "/x/{number}.py", line 3, in f\n{label}    a()'
+            return f"{label}{frame}\n{label}RuntimeError: number {number}"
+    raise AssertionError(kind)
+
+
+@pytest.mark.slow
+@each("kind", ["samples", "halves", "ranks", "short", "failures"])
+def test_a_log_that_is_made_to_cost_much_is_read_and_judged_in_time(kind: str) -> None:
+    random = Random(kind)
+    data = "\n".join(hostile_line(kind, number, random) for number in range(2600)).encode()[:300_000]
+
+    # why thrice: a busy machine counts caches that were lost
+    assert any(cost_of(data) < PROMISED_SECONDS_A_MEGABYTE for _ in range(3))
