@@ -128,7 +128,7 @@ def _lines(diagnoses: list[Diagnosis], *, verbose: bool) -> Iterator[str]:
 def _silent(diagnosis: Diagnosis, *, verbose: bool) -> Iterator[str]:
     notes = sum(finding.severity is Severity.NOTE for finding in diagnosis.findings)
     if notes and not verbose:
-        yield f"· {notes} harmless or consequent {'line' if notes == 1 else 'lines'} not shown (-v shows them)"
+        yield f"· {notes} harmless or follow-on {'line' if notes == 1 else 'lines'} not shown (-v shows them)"
 
 
 def _summaries(diagnoses: list[Diagnosis]) -> Iterator[str]:

@@ -136,7 +136,7 @@ def with_place(finding: Finding, hit: Hit, failure: Failure | None) -> Finding:
     frame = failure.frame if failure else None
     if frame is None or not frame.own or any(frame.place in value for value in hit.groups.values()):
         return finding
-    return replace(finding, evidence=(*finding.evidence, f"your code stood at {frame}"))
+    return replace(finding, evidence=(*finding.evidence, f"in your code: {frame}"))
 
 
 def with_what_came_before(finding: Finding, hit: Hit, origin: Origin, *, mine: bool) -> Finding:
@@ -268,7 +268,7 @@ def _places_of(failure: Failure | None) -> tuple[str, ...]:
     mine = failure.frame
     if failure.condition:
         inner = (*inner, f"it asserts {failure.condition}")
-    return (f"your code stood at {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
+    return (f"in your code: {mine}" if mine and mine.own else f"{_whose(mine or last)} at {mine or last}", *inner)
 
 
 def _whose(frame: Frame) -> str:

@@ -214,28 +214,28 @@ LOAD = ["Traceback (most recent call last):", '  File "/w/more.py", line 20, in 
 MISSING = "FileNotFoundError: [Errno 2] No such file or directory: '/data/b.json'"
 OLD_OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity)"
 PLACES: dict[str, tuple[Lines, str]] = {
-    "the second of a group": (group(LOAD, [*FETCH, MISSING]), "your code stood at /w/more.py:20 load"),
-    "the first of a group": (group([*FETCH, MISSING], LOAD), "your code stood at /w/more.py:30 fetch"),
-    "memory, the second of a group": (group(LOAD, [*FETCH, OOM]), "your code stood at /w/more.py:30 fetch"),
+    "the second of a group": (group(LOAD, [*FETCH, MISSING]), "in your code: /w/more.py:20 load"),
+    "the first of a group": (group([*FETCH, MISSING], LOAD), "in your code: /w/more.py:30 fetch"),
+    "memory, the second of a group": (group(LOAD, [*FETCH, OOM]), "in your code: /w/more.py:30 fetch"),
     "no places in a group": (
         group(["ValueError: row 3"], ["ValueError: row 9"]),
-        "your code stood at /w/train.py:90 <module>",
+        "in your code: /w/train.py:90 <module>",
     ),
-    "an old notebook": (notebook(KEY, "/w/data.py in load(k)"), "your code stood at /w/data.py:3 load"),
+    "an old notebook": (notebook(KEY, "/w/data.py in load(k)"), "in your code: /w/data.py:3 load"),
     "an old cell": (
         notebook(KEY, "<ipython-input-3-abc> in <module>"),
-        "your code stood at <ipython-input-3-abc>:3 <module>",
+        "in your code: <ipython-input-3-abc>:3 <module>",
     ),
     "a cell's file": (
         notebook(OLD_OOM, "/tmp/ipykernel_33/1.py in <module>"),
-        "your code stood at /tmp/ipykernel_33/1.py:3 <module>",
+        "in your code: /tmp/ipykernel_33/1.py:3 <module>",
     ),
-    "a cell": (notebook(KEY, "Cell In[7], line 3"), "your code stood at Cell In[7]:3 <module>"),
+    "a cell": (notebook(KEY, "Cell In[7], line 3"), "in your code: Cell In[7]:3 <module>"),
     "two cells": (
         notebook(KEY, "Cell In[7], line 3", "Cell In[5], line 3, in step(b)"),
-        "your code stood at Cell In[5]:3 step",
+        "in your code: Cell In[5]:3 step",
     ),
-    "an older cell": (notebook(KEY, "Input In [7], in <cell line: 3>()"), "your code stood at Input In [7]:3 <module>"),
+    "an older cell": (notebook(KEY, "Input In [7], in <cell line: 3>()"), "in your code: Input In [7]:3 <module>"),
 }
 """A log, and the place that stands beside its cause."""
 
