@@ -148,10 +148,10 @@ def title_of(regression: Regression) -> str:
 
     >>> row = Regression(package="torch", broken="2.3", what="w", cure="", sources=(), pattern="", sample="")
     >>> title_of(row)
-    'w; a known regression of torch 2.3 (the log: {torch|no version; check yours first})'
+    'w; a known regression of torch 2.3 (the log shows {torch|no version; check yours first})'
     """
     fact = READ.get(regression.package)
-    log = f"the log: {{{fact}|no version; check yours first}}" if fact else "if that is what is installed"
+    log = f"the log shows {{{fact}|no version; check yours first}}" if fact else "if that is what is installed"
     return f"{regression.what}; a known regression of {regression.package} {regression.broken} ({log})"
 
 

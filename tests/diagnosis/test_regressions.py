@@ -40,7 +40,7 @@ def test_the_title_names_the_release_and_says_if_where_the_log_names_none() -> N
 
 
 def test_the_log_s_own_version_is_named() -> None:
-    assert "the log: 0.16.5" in diagnose([version("0.16.5"), HOOKS]).findings[0].title
+    assert "the log shows 0.16.5" in diagnose([version("0.16.5"), HOOKS]).findings[0].title
 
 
 @each("older", ["0.16.4", "0.15.0", "0.9.2+cu118"])
