@@ -173,7 +173,7 @@ class Window:
         self._talk = Stream(stderr=True)
         self.shown = True
         self.status = 0
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def phase(self, result: PhaseResult) -> None:
         """A phase has ended."""
@@ -183,8 +183,10 @@ class Window:
 
     def found(self, findings: tuple[Finding, ...]) -> None:
         """What is known before the end, each once, without what is only to be known."""
-        fresh = [one for one in findings if one.severity is not Severity.NOTE and one.title not in self._told]
-        self._told |= {one.title for one in fresh}
+        fresh = [
+            one for one in findings if one.severity is not Severity.NOTE and (one.rule, one.title) not in self._told
+        ]
+        self._told |= {(one.rule, one.title) for one in fresh}
         if self.shown:
             marks = {Severity.ERROR: "✗", Severity.WARNING: "!"}
             show(self._talk, [f"  {marks[one.severity]} {one.title}  [{one.rule}]" for one in fresh])

@@ -16,7 +16,7 @@ from dsdoctor.rules import book
 
 LOOKUP = 3.0
 """Seconds at most for an address."""
-LOOKING_UP = "asking the name server for its own address"
+LOOKING_UP = "resolving its own address"
 
 
 def addresses_of(master: str) -> tuple[str, ...]:
