@@ -117,3 +117,19 @@ def test_an_engine_that_is_dropped_is_not_kept_by_its_hooks() -> None:
     gc.collect()
 
     assert gone() is None
+
+
+class Ends(Base):
+    def destroy(self) -> str:
+        return "destroyed"
+
+
+def test_the_end_of_an_engine_is_heard() -> None:
+    engine, heard = Ends(torch.nn.Linear(1, 1)), []
+    engine.optimizer = SimpleNamespace()
+    adapter = EngineAdapter(engine, on_decision=lambda _: None, on_destroy=lambda: heard.append("end"))
+
+    assert (engine.destroy(), heard) == ("destroyed", ["end"])
+    adapter.detach()
+    engine.destroy()
+    assert heard == ["end"]

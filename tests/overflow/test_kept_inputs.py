@@ -1,5 +1,8 @@
 """What a step keeps for a replay is little of what is free: a script that drops its batches means their memory to be free."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,3 +65,15 @@ def test_the_hosts_memory_is_not_read_anew_in_every_forward() -> None:
 
     assert len(set(seen)) == 1
     assert seen[0] > 0
+
+
+def test_a_graph_that_outlives_its_engine_keeps_no_engine() -> None:
+    engine = Engine(nn.Linear(1, 1))
+    recorder = BatchRecorder(engine)
+    graph = engine(torch.ones(1, 1)).grad_fn
+    gone = weakref.ref(engine)
+    del engine, recorder
+    gc.collect()
+
+    assert graph is not None
+    assert gone() is None

@@ -249,6 +249,7 @@ class EngineAdapter:
     ``on_backward`` gets the loss of each ``engine.backward(loss)``, before it is scaled; a pipeline's last stage and a
     script that calls ``loss.backward()`` itself do not call that.
     ``on_load`` gets the folder from which ``engine.load_checkpoint`` loaded nothing.
+    ``on_destroy`` is called after ``engine.destroy()``.
     """
 
     def __init__(
@@ -259,12 +260,14 @@ class EngineAdapter:
         on_step: Callable[[], None] | None = None,
         on_backward: Callable[[Tensor], None] | None = None,
         on_load: Callable[[str], None] | None = None,
+        on_destroy: Callable[[], None] | None = None,
     ) -> None:
         self.engine = engine
         self._on_decision = on_decision
         self._on_step = on_step
         self._on_backward = on_backward
         self._on_load = on_load
+        self._on_destroy = on_destroy
         self._armed = False
         self._ask()
         self._undo: list[Callable[[], None]] = []
@@ -291,6 +294,7 @@ class EngineAdapter:
         optimizer = self.engine.optimizer
         self._wrap(self.engine, "_take_model_step", self._around_step)
         self._wrap(self.engine, "load_checkpoint", self._around_load)
+        self._wrap(self.engine, "destroy", self._around_destroy)
         if self._on_backward is not None:
             self._wrap(self.engine, "backward", self._around_backward)
         if is_plain(self.engine):
@@ -372,6 +376,13 @@ class EngineAdapter:
         if self._on_backward is not None and isinstance(loss, Tensor):
             self._on_backward(loss)
         return original(*args, **kwargs)
+
+    def _around_destroy(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if self._on_destroy is not None:
+                self._on_destroy()
 
     def _around_load(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loaded = original(*args, **kwargs)

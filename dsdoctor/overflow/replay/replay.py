@@ -8,6 +8,7 @@ calls of Python per micro-batch. Forward under the same generators, autocast and
 import contextlib
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -218,20 +219,27 @@ class BatchRecorder:
                 node.register_prehook(Hook(self._keeper(self.batches[-1], number, tensor.output_nr)))
 
     def _keeper(self, batch: MicroBatch, number: int, position: int) -> Callable[[tuple[Any, ...]], None]:
+        # a graph is not looked through for garbage: what its nodes hold lives as long as it does, and that must be no engine
+        held = weakref.ref(self)
+
         def keep(arrived: tuple[Any, ...]) -> None:
-            gradient = arrived[position]
-            if self.replaying or gradient is None or number in batch.gradients:
-                return
-            self._waiting.pop(id(batch), None)
-            self._gradient_bytes += gradient.nbytes
-            if self._gradient_bytes > self._gradient_limit:
-                self._gradient_bytes -= gradient.nbytes
-                batch.dropped[number] = gradient.nbytes
-            else:
-                # a pipeline receives every micro-batch's gradient into the same buffer
-                batch.gradients[number] = gradient.clone() if self._pipeline else gradient
+            if (recorder := held()) is not None and not recorder.replaying and arrived[position] is not None:
+                recorder._begins(batch, number, arrived[position])
 
         return keep
+
+    def _begins(self, batch: MicroBatch, number: int, gradient: Tensor) -> None:
+        """The backward of a micro-batch begins with this gradient of one of its outputs."""
+        if number in batch.gradients:
+            return
+        self._waiting.pop(id(batch), None)
+        self._gradient_bytes += gradient.nbytes
+        if self._gradient_bytes > self._gradient_limit:
+            self._gradient_bytes -= gradient.nbytes
+            batch.dropped[number] = gradient.nbytes
+        else:
+            # a pipeline receives every micro-batch's gradient into the same buffer
+            batch.gradients[number] = gradient.clone() if self._pipeline else gradient
 
 
 def versions(inputs: list[Tensor]) -> tuple[int, ...]:

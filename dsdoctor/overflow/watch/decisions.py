@@ -154,9 +154,11 @@ class Decisions:
         elif self._watches_backward:
             self._loss_backward.begin(loss)
         if self._asks_scale and self._loss_gradient is None and loss.requires_grad:
+            held = weakref.ref(self)
 
             def keep(gradient: Tensor) -> None:
-                self._loss_gradient = gradient.detach()
+                if (here := held()) is not None:
+                    here._loss_gradient = gradient.detach()
 
             loss.register_hook(Hook(keep))
 

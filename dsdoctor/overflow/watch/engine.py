@@ -216,6 +216,7 @@ class Watch:
             on_step=Hook(self._on_step),
             on_backward=self._guarded(self._decisions.on_loss),
             on_load=self._guarded(self._on_load),
+            on_destroy=self._guarded(self._forget),
         )
         self._undo += [self._adapter.detach, self._recorder.detach]
         self._undo.append(engine.module.register_forward_hook(Hook(self._count)).remove)
@@ -296,6 +297,11 @@ class Watch:
         step, micro = deepspeed_engine.position(self.engine)
         stage = deepspeed_engine.pipeline_stage(self.engine)[0] if deepspeed_engine.is_pipeline(self.engine) else None
         return Position(step=step, micro=self._decisions.forwards if micro < 0 else micro, stage=stage)
+
+    def _forget(self) -> None:
+        """The engine is destroyed: what is kept of its step, graphs of other engines among it, holds no memory any more."""
+        self._recorder.forget()
+        self._decisions.forget()
 
     def _count(self, _module: Any, _args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or self._recorder.replaying or torch._C._current_graph_task_id() != -1:

@@ -6,6 +6,7 @@ operation all of whose operands are finite has made it; one that was given a bad
 
 import contextlib
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -410,11 +411,13 @@ class LossBackward:
         return found
 
     def _reader(self, node: Any) -> Any:
+        held = weakref.ref(self)
+
         def read(below: tuple[Tensor | None, ...], above: tuple[Tensor | None, ...]) -> None:
-            if self.made is None:
+            if (here := held()) is not None and here.made is None:
                 # a sparse, nested or float8 gradient cannot be asked whether it is finite, and no backward may fail of that
                 with contextlib.suppress(Exception), torch.no_grad():
-                    self.made = made_by(node, below, above)
+                    here.made = made_by(node, below, above)
 
         return read
 
