@@ -57,7 +57,7 @@ def test_planted_changes_are_named_and_end_in_an_error(base: Path, tmp_path: Pat
         "- new: `tiger`",
         "- op_loads.py has no record of async_io: io/fast_file_writer.py, FastFileWriter.__init__",
         "- op_loads.py: utils: io/fast_file_writer.py, FastFileWriter.__init__ is not there",
-        "- diagnosis/facts.py does not know that DS_BUILD_LAMB builds fused_lamb",
+        "- rules/forms/facts.toml does not know that DS_BUILD_LAMB builds fused_lamb",
         "- training_config.py does not know the optimizer tiger",
     ):
         assert said in done.stdout
