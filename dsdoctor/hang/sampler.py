@@ -169,7 +169,7 @@ class Sampler:
     """The thread. ``engine`` may be set later. ``words``: a file whose text is printed when it is there. ``tend`` is called
     now and then: it sees to it that a supervisor is there. ``after``: what the user asked for. ``asked``: how many parts of the
     script ask for the watch just now; where none does on any rank, nothing is told. ``initialized``: init_process_group has
-    returned."""
+    returned. ``answers``: SIGUSR2 has this process write its stack."""
 
     def __init__(
         self,
@@ -181,7 +181,9 @@ class Sampler:
         patience: float,
         tend: Callable[[], None],
         after: float | None = None,
+        answers: bool = True,
     ) -> None:
+        self._answers = answers
         self._ring, self._words, self._patience, self._tend = ring, words, patience, tend
         self._stop = f"{words}.stop"
         self.rank, self.world, self.pid = rank, world, 0
@@ -363,7 +365,7 @@ class Sampler:
             "cuda": _cuda(),
             "lock": "",
             "handling": "",
-            "signal_is_ours": handles_nothing(signal.SIGUSR2),
+            "signal_is_ours": self._answers and handles_nothing(signal.SIGUSR2),
         }
         if groups and self.asked and not stalled and not self._leaving:
             sample["arrivals"] = self._called(sample["threads"][0]["frames"])

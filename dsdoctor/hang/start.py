@@ -17,6 +17,7 @@ from dsdoctor.core.files import PRIVATE, append_text, open_new, write_bytes
 from dsdoctor.core.host import LocalHost
 from dsdoctor.hang.channel import SECRET_FILE, TOKEN, identity, node_folder, shared_secret
 from dsdoctor.hang.models import HangOptions
+from dsdoctor.hang.processes import catches
 from dsdoctor.hang.ring import RingWriter
 from dsdoctor.hang.sampler import Sampler
 
@@ -41,7 +42,7 @@ class Beginning:
         stem = f"rank-{rank:05d}-{os.getpid()}"
         patience = PATIENCE_SECONDS if options.after is None else options.after / 3
         append_text(self.folder / LOCK, "", mode=PRIVATE)
-        self._answer_signals(self.folder / f"{stem}.stacks")
+        answers = self._answer_signals(self.folder / f"{stem}.stacks")
         ring = RingWriter(self.folder / f"{stem}.ring")
         self.sampler = Sampler(
             ring,
@@ -51,6 +52,7 @@ class Beginning:
             patience=patience,
             tend=self._tend,
             after=options.after,
+            answers=answers,
         )
         self.sampler.start(os.getpid())
 
@@ -65,14 +67,18 @@ class Beginning:
         with contextlib.suppress(OSError):
             write_bytes(self.folder / SECRET_FILE, secret.encode(), mode=PRIVATE)
 
-    def _answer_signals(self, path: Path) -> None:
-        """Let SIGUSR2 write the main thread's stack, unless the script has a use for that signal.
+    def _answer_signals(self, path: Path) -> bool:
+        """Let SIGUSR2 write the main thread's stack, unless the script has a use for that signal; whether it does.
+
+        The kernel is asked: handlers in C, such as a fault handler of the script's own, are none to ``signal.getsignal``.
 
         Not those of the other threads: they may run meanwhile, and reading their frames then can end the process.
         """
         self._dumps = open_new(path, mode=PRIVATE)
-        if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR2, file=self._dumps, all_threads=False)
+        if catches(os.getpid(), signal.SIGUSR2) or signal.getsignal(signal.SIGUSR2) != signal.SIG_DFL:
+            return False
+        faulthandler.register(signal.SIGUSR2, file=self._dumps, all_threads=False)
+        return True
 
     def _tend(self) -> None:
         self._looks += 1

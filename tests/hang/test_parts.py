@@ -743,3 +743,30 @@ def test_a_source_that_is_no_file_has_no_line_and_keeps_nobody_waiting(kind: str
         place.mkdir()
 
     assert Sources().line(str(place), 1) == ""
+
+
+@pytest.mark.slow
+def test_a_fault_handler_of_the_scripts_own_for_sigusr2_is_left_to_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import faulthandler, os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from dsdoctor.hang.models import HangOptions\n"
+        "from dsdoctor.hang.start import Beginning\n"
+        "own = open(sys.argv[1] + '/own', 'w')\n"
+        "if len(sys.argv) > 2: faulthandler.register(signal.SIGUSR2, file=own, all_threads=False)\n"
+        "begun = Beginning(HangOptions(after=30.0, folder=sys.argv[1]), Path(__file__), rank=0, world=1)\n"
+        "signal.raise_signal(signal.SIGUSR2)\n"
+        "print(os.fstat(own.fileno()).st_size > 0, begun.sampler._answers)\n"
+        "begun._starts = 99\n"
+        "begun.sampler.close()\n"
+    )
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TMPDIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, str(script), str(tmp_path), *more], capture_output=True, text=True, env=env, check=True
+        ).stdout.split()
+        for more in ([], ["own"])
+    ]
+
+    assert said == [["False", "True"], ["True", "False"]]
