@@ -649,7 +649,7 @@ def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        (Judgement(state=HANGS), "progress again after 0 s: the run was not hung; the limit is now"),
+        (Judgement(state=HANGS), "progress again after 0 s; the limit is now"),
         (Judgement(state=LATE, late=(1,)), "rank 1 went on after 0 s; the limit is now"),
         (Judgement(state=""), ""),
     ],
