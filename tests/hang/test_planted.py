@@ -32,7 +32,7 @@ def test_each_planted_hang_is_named_a_slow_run_is_left_alone_and_a_watched_one_c
     sample = [*WELL, *hangs]
     cases = [one_case(kind, stage, ranks, 3, rank) for kind, stage, rank, ranks in sample]
     alike = [one_case("none", 2, 2, 3, 1), {**one_case("none", 2, 2, 3, 1), "unwatched": True}]
-    results = list(run_all([*cases, *alike], show=True, at_once=12))
+    results = list(run_all([*cases, *alike], show=True, at_once=8))
 
     judged = {result["kind"]: result["judged"] for result in results if result["kind"] != "none"}
     sums = {
