@@ -113,7 +113,7 @@ def config_command(
 
     Finds keys that are misspelt, ignored, rejected or read differently, before a run.
     Asks the installed DeepSpeed itself, in a separate process, which keys it reads, what it rejects, and which optimizer and
-    scheduler it creates. Trains nothing, compiles nothing.
+    scheduler it creates. Without one, uses the keys and types that its releases read. Trains nothing, compiles nothing.
 
     Example: dsdoctor config ds_config.json --hf training_args.json --world 8
     """

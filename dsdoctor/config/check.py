@@ -229,17 +229,18 @@ def _ask(order: ConfigOrder, config: dict[str, Any] | None, observation: Observa
     )
     accelerator = accelerator_of(observation.machine, BuildRequest())
     if order.source is None:
-        return _answered(ask(host, python, request, accelerator=accelerator), order, config)
+        return answered(ask(host, python, request, accelerator=accelerator), order, config)
     with workspace(private_folder(cache_folder(host))) as place:
         laid = lay_out(host, order.source, place / "source", cache=cache_folder(host), python=python, offline=False)
         request = replace(request, source=str(laid.folder))
-        return _answered(ask(host, python, request, accelerator=accelerator), order, config)
+        return answered(ask(host, python, request, accelerator=accelerator), order, config)
 
 
-def _answered(answer: Asked | Gap, order: ConfigOrder, config: dict[str, Any] | None) -> Asked:
+def answered(answer: Asked | Gap, order: ConfigOrder, config: dict[str, Any] | None) -> Asked:
+    """DeepSpeed's answer, or where none is installed what its releases read. Raises ImpossiblePlan for one that is broken."""
     if not isinstance(answer, Gap):
         return answer
-    missing = re.search(r"No module named '(\w+)", answer.reason)
+    missing = re.search(r"No module named '(\w+)'", answer.reason)
     name = missing[1] if missing else ""
     if name in {"deepspeed", "torch"} and _is_known(order):
         return recorded(order.source or versions()[0], config, order.world)

@@ -6,6 +6,7 @@ stages are in it; what only running DeepSpeed decides is not, and an answer of t
 
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -68,7 +69,7 @@ def recorded(version: str, config: Any = None, world: int | None = None) -> Aske
         version=version,
         world=world,
         sections=tuple(document.sections[index] for index in release.sections),
-        removed=dict.fromkeys(release.removed, f"removed before DeepSpeed {version}"),
+        removed=dict.fromkeys(release.removed, f"removed in DeepSpeed {version} or before"),
         stages=release.stages,
         names=release.names,
         config=config,
@@ -148,14 +149,14 @@ def _of_a_key(known: Asked, path: KeyPath, value: Any) -> Iterator[Refusal]:
 def _effective(config: dict[str, Any]) -> Effective:
     zero = config.get(ZERO)
     zero = zero if isinstance(zero, dict) else {}
-    stage = zero.get("stage", 0)
+    stage = _number(zero.get("stage"))
 
     def bucket(name: str) -> int:
-        value = zero.get(name)
-        return int(value) if isinstance(value, (int, float)) else DEFAULT_BUCKET
+        value = _number(zero.get(name))
+        return DEFAULT_BUCKET if value is None else int(value)
 
     return Effective(
-        stage=stage if stage in {0, 1, 2, 3} else 0,
+        stage=int(stage) if stage in {0, 1, 2, 3} else 0,
         micro_batch_size=_number(config.get("train_micro_batch_size_per_gpu")),
         accumulation=_number(config.get("gradient_accumulation_steps")),
         train_batch_size=_number(config.get("train_batch_size")),
@@ -187,4 +188,5 @@ def _device(section: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None

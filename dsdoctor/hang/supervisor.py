@@ -176,9 +176,9 @@ class Supervisor:
             self.pace.note(self._still, was_reported=self._told or bool(self._late))
             if self._warned and not self._dead and (self._leads or self._alone):
                 limit = self.pace.limit(self._timeout)
-                who = f"{ranks_in_words(self._late)} went on" if self._late else "progress again"
                 # no more is known: torch's timeout may just have raised in a rank that did hang
-                goes_on = f"{who} after {self._still:.0f} s; the limit is now {limit:.0f} s"
+                late = f" ({ranks_in_words(self._late)} had been late)" if self._late else ""
+                goes_on = f"progress again after {self._still:.0f} s{late}; the limit is now {limit:.0f} s"
                 self.task.mention(goes_on, self.node)
             self._told = self._warned = self._written = False
             self._late = ()

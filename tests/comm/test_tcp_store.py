@@ -21,7 +21,11 @@ from dsdoctor.comm.rendezvous.tcp_store import (
     ADD,
     CHECK,
     MAGIC,
+    MAX_KEYS,
+    MAX_VALUE_BYTES,
     MULTI_GET,
+    MULTI_SET,
+    PROBE,
     SET,
     VALIDATE,
     WAIT,
@@ -260,3 +264,16 @@ def test_who_is_a_rank_of_a_named_job_that_has_begun_is_its_second_process() -> 
         absent = Absent(me=rank(1, run=run), host="nodeb", why=why)
         (finding,) = [finding for check in rendezvous_checks.ABSENT_CHECKS for finding in check(absent)]
         assert finding.rule == rule
+
+
+@pytest.mark.slow
+def test_a_request_that_never_ends_fills_no_memory() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    StoreServer([listening]).serve()
+    value = struct.pack("=Q", 1) + b"k" + struct.pack("=Q", MAX_VALUE_BYTES) + bytes(MAX_VALUE_BYTES)
+
+    with socket.create_connection(listening.getsockname(), timeout=20) as stranger, pytest.raises(OSError):
+        stranger.sendall(PROBE + bytes([MULTI_SET]) + struct.pack("=Q", MAX_KEYS))
+        for _ in range(8):
+            stranger.sendall(value)
+        raise AssertionError("the store has read it all")

@@ -1,6 +1,8 @@
 """What releases read, kept in the package: the answer without DeepSpeed, and the JSON schema made of it."""
 
+import contextlib
 import json
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,12 @@ import jsonschema
 import pytest
 
 from dsdoctor.config.answer import ConfigContext
+from dsdoctor.config.check import ConfigOrder, answered
 from dsdoctor.config.judge import judge
 from dsdoctor.config.releases import recorded, versions
 from dsdoctor.config.schema import json_schema
+from dsdoctor.core.errors import ImpossiblePlan
+from dsdoctor.core.machine import Gap
 from tests.cli.runner import run
 from tests.config.cases import bad, healthy
 from tests.config.many import ask_many
@@ -50,6 +55,26 @@ def test_a_release_is_judged_by_its_own_keys() -> None:
 
     assert rules(config, "0.16.9") == {"config-not-judged"}
     assert "config-key-removed" in rules(config, "0.19.8")
+
+
+@each(
+    "config",
+    (
+        {"train_batch_size": [8], "zero_optimization": {"stage": {}, "reduce_bucket_size": float("inf")}},
+        {"zero_optimization": {"stage": True, "offload_param": {"device": []}}, "optimizer": {"type": 3}},
+        {"zero_optimization": 3, "fp16": [], "scheduler": None, "steps_per_print": float("nan")},
+    ),
+)
+def test_values_of_any_type_are_judged(config: dict[str, Any]) -> None:
+    assert "config-not-judged" in rules(config)
+
+
+def test_a_deepspeed_that_is_broken_is_not_called_missing() -> None:
+    order = ConfigOrder(file="", python=sys.executable)
+    for module, is_there in (("deepspeed.ops", True), ("deepspeed", False)):
+        answer = Gap(question="DeepSpeed", reason=f"ModuleNotFoundError: No module named '{module}'")
+        with pytest.raises(ImpossiblePlan) if is_there else contextlib.nullcontext():
+            assert answered(answer, order, {}).recorded
 
 
 @each("name", PUBLIC)

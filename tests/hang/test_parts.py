@@ -650,7 +650,7 @@ def test_what_worked_when_it_was_reported_of_is_told_again_when_it_hangs(
     ("state", "text"),
     [
         (Judgement(state=HANGS), "progress again after 0 s; the limit is now"),
-        (Judgement(state=LATE, late=(1,)), "rank 1 went on after 0 s; the limit is now"),
+        (Judgement(state=LATE, late=(1,)), "progress again after 0 s (rank 1 had been late); the limit is now"),
         (Judgement(state=""), ""),
     ],
 )

@@ -27,7 +27,9 @@ STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 CONNECT_TIMEOUT_SECONDS, ANSWER_TIMEOUT_SECONDS = 3.0, 30.0
 KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 4}
 """Seconds until a silent peer is asked, between two questions, and their number: a host that is gone is noticed while one waits."""
-MAX_VALUE_BYTES, MAX_KEYS = 1 << 26, 1 << 20
+MAX_VALUE_BYTES, MAX_KEYS = 1 << 24, 1 << 20
+MAX_REQUEST_BYTES = 2 * MAX_VALUE_BYTES
+"""What one caller may have sent before its request is whole: a stranger fills no memory."""
 PART = 1 << 18
 BACKLOG = 2048
 RETRY_ACCEPT_SECONDS = 0.1
@@ -214,6 +216,8 @@ class StoreServer:
                 if not part:
                     return False
                 caller.inbox += part
+                if len(caller.inbox) > MAX_REQUEST_BYTES:
+                    return False
                 self._requests(caller)
             self._write(caller)
         except BlockingIOError:
