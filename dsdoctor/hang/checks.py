@@ -401,17 +401,6 @@ def _is_late(run: IncidentView, view: RankView) -> bool:
     return run.is_late and not view.activity and run.severity_of(view) is Severity.WARNING
 
 
-def _case_of(run: IncidentView, view: RankView) -> str:
-    """In which words a rank is told of that the others wait for."""
-    if view.activity:
-        return "working"
-    if polls_child(view):
-        return "polls"
-    if view.sample is None:
-        return "silent"
-    return "late" if _is_late(run, view) else ""
-
-
 def _lateness(run: IncidentView, view: RankView) -> tuple[str, ...]:
     return run.lateness() if _is_late(run, view) else ()
 
@@ -427,7 +416,15 @@ def hang_rank_behind(run: IncidentView) -> Iterator[Finding]:
             yield book.finding(
                 "hang-rank-behind",
                 run.severity_of(view),
-                case=_case_of(run, view),
+                case="working"
+                if view.activity
+                else "polls"
+                if polls_child(view)
+                else "silent"
+                if view.sample is None
+                else "late"
+                if _is_late(run, view)
+                else "",
                 evidence=(
                     f"rank {rank}: collective {behind.sequence} of {behind.ahead} in group {behind.group}",
                     *run.evidence([rank]),
@@ -454,7 +451,15 @@ def hang_rank_outside(run: IncidentView) -> Iterator[Finding]:
             yield book.finding(
                 "hang-rank-outside",
                 run.severity_of(view),
-                case=_case_of(run, view),
+                case="working"
+                if view.activity
+                else "polls"
+                if polls_child(view)
+                else "silent"
+                if view.sample is None
+                else "late"
+                if _is_late(run, view)
+                else "",
                 evidence=(
                     *([f"rank {view.rank}: not in a collective"] if view.sample else []),
                     *run.evidence([view.rank]),
